@@ -1,59 +1,139 @@
-"""The specs: what a config may say, as attrs classes. Values are checked here, one by one; rules over several keys are in ``__attrs_post_init__``.
+"""The specs: what a config may say, as attrs classes. A field's own rules stand beside it, rules over several keys in ``_across``.
 
 The classes are both the schema of the config groups (Hydra reads names, types and defaults) and the immutable specs that the
 rest of the package takes. Only types that omegaconf 2.3 takes are used (no Literal, tuple, private field, union of containers).
+Frozen attrs classes can't be extended by YAML, frozen ``on_setattr`` can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Dict, List, Optional  # noqa: UP035  (omegaconf 2.3 reads these annotations on every Python)
+import fnmatch
+from collections.abc import Iterator
+from typing import Any
 
 import attrs
 from attrs import define, field, setters
+
+from rl_cluster import rules
+from rl_cluster.errors import ConfigError
+from rl_cluster.rules import AtLeast, Between, EachItem, EachKey, EachValue, Matches, MoreThan, NotIn, OneOf, RuleBroken
 
 STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 CPU_BINDS = ("node", "exclusive", "socket", "none")
 MEMPOLICIES = ("bind", "preferred", "interleave")
 NUMA_SOURCES = ("auto", "affinity_file", "sysfs", "nvml", "nvidia_smi")
+CPU_WORKERS = ("none", "spread")
+USE_HEAD = ("auto", "always", "never")
+EXECUTABLES = ("SYSTEM", "BASE", "VLLM")
 RAY_KINDS = ("auto", "local", "simulated")
 MODES = ("up", "plan")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-spec = define(kw_only=True, on_setattr=setters.frozen)
+_NOT_EMPTY = Matches(r"(?s).*\S.*", "a text that is not empty")
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
+_NO_RANKS = "write none of these: the layout sets the rank variables in every worker"
+
+# Ray's rules for label selectors (ray/_private/label_utils.py of Ray 2.60), which are Kubernetes' rules for labels.
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_LABEL_KEY = Matches(rf"(?:(?=[^/]{{1,253}}/){_LABEL}/)?{_LABEL}", "a Ray label key such as ray.io/accelerator-type")
+_LABEL_VALUE = Matches(
+    rf"!?{_LABEL}|!?in\({_LABEL}(?:, ?{_LABEL})*\)|",
+    "a Ray label selector: v, '!v', 'in(a, b)' or '!in(a, b)'",
+    "write one value, or in(...) with letters, digits, '-', '_' and '.' in each value",
+)
 
 
-@spec
-class ClusterSpec:
-    """Logical nodes, their bundles, and how they lie on physical nodes."""
+class _Spec:
+    """Checks itself when it is made, wherever that is: every spec that exists is a valid one."""
+
+    __slots__ = ()
+
+    def __attrs_post_init__(self) -> None:
+        kind: Any = type(self)
+        problems = []
+        for name in rules.field_types(kind):
+            try:
+                object.__setattr__(self, name, rules.check_field(kind, name, getattr(self, name)))
+            except RuleBroken as broken:
+                problems.append(broken.line(name))
+        if not problems:
+            problems = [broken.line(name) for name, broken in self._across()]
+        if problems:
+            raise ConfigError(problems=problems)
+
+    def _across(self) -> Iterator[tuple[str, RuleBroken]]:
+        """Broken rules over several keys, each with the key to name; also fills in what follows from other keys."""
+        return iter(())
+
+
+@define(kw_only=True, on_setattr=setters.frozen)
+class ClusterSpec(_Spec):
+    """Logical nodes, their bundles, and how they lie on physical nodes.
+
+    After construction ``num_nodes`` is an int and agrees with ``bundle_ct_per_node_list``, and ``use_gpus`` is False when
+    ``gpus_per_node`` is 0.
+    """
 
     name: str = ""  # prefix of the placement groups
-    num_nodes: int = 1  # logical nodes
-    gpus_per_node: int = 8  # 0 for a CPU-only cluster
-    bundles_per_node: int | None = None  # default: gpus_per_node
-    bundle_ct_per_node_list: list[int] | None = None  # uneven clusters; says num_nodes and bundles_per_node by itself
+    num_nodes: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # logical nodes; default: the list's length, else 1
+    gpus_per_node: int = field(default=8, metadata=rules.rules(AtLeast(0)))  # of a logical node; 0 for a CPU-only cluster
+    bundles_per_node: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # default: gpus_per_node
+    bundle_ct_per_node_list: list[int] | None = field(  # uneven clusters; says num_nodes and bundles_per_node by itself
+        default=None, metadata=rules.rules(EachItem(AtLeast(0)))
+    )
     use_gpus: bool = True
-    accelerator: str = "GPU"  # Ray's resource name of one accelerator (GPU, NPU, TPU, ...)
-    max_colocated_worker_groups: int = 1
-    strategy: str = "SPREAD"
+    accelerator: str = field(  # Ray's resource name of one accelerator (GPU, NPU, TPU, ...)
+        default="GPU",
+        metadata=rules.rules(_NOT_EMPTY, NotIn(("CPU", "memory", "object_store_memory"), "which is no accelerator", "write GPU")),
+    )
+    max_colocated_worker_groups: int = field(default=1, metadata=rules.rules(AtLeast(1)))
+    strategy: str = field(default="SPREAD", metadata=rules.rules(OneOf(STRATEGIES)))
     unified: bool = False  # one placement group for all logical nodes, or one each
-    cpus_per_bundle: float | None = None  # default: max_colocated_worker_groups
-    label_selector: dict[str, str] = field(factory=dict)  # Ray node labels that every physical node must carry
-    resources: dict[str, float] = field(factory=dict)  # extra resources per bundle
-    exclude_nodes: list[str] = field(factory=list)  # node ids, addresses, or label=value
-    use_head: str = "auto"  # auto | always | never: may the head node be used (auto: only where it has accelerators, for a GPU cluster)
-    segment_size: int | None = None  # logical nodes per NVLink domain
-    master_port_range_low: int = 1400
-    master_port_range_high: int = 2000  # half-open
-    timeout_s: float = 180.0
+    cpus_per_bundle: float | None = field(default=None, metadata=rules.rules(AtLeast(0)))  # default: max_colocated_worker_groups
+    label_selector: dict[str, str] = field(  # Ray node labels that every physical node must carry
+        factory=dict, metadata=rules.rules(EachKey(_LABEL_KEY), EachValue(_LABEL_VALUE))
+    )
+    resources: dict[str, float] = field(  # extra resources per bundle
+        factory=dict,
+        metadata=rules.rules(
+            EachKey(_NOT_EMPTY),
+            EachKey(NotIn(("CPU", "GPU"), "which have keys of their own", "use cpus_per_bundle and use_gpus")),
+            EachValue(MoreThan(0)),
+        ),
+    )
+    exclude_nodes: list[str] = field(factory=list, metadata=rules.rules(EachItem(_NOT_EMPTY)))  # node ids, addresses, or label=value
+    use_head: str = field(  # may the head node be used (auto: only where it has accelerators, for a GPU cluster)
+        default="auto", metadata=rules.rules(OneOf(USE_HEAD))
+    )
+    segment_size: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # logical nodes per NVLink domain
+    master_port_range_low: int = field(default=1400, metadata=rules.rules(Between(1, 65535)))
+    master_port_range_high: int = field(default=2000, metadata=rules.rules(Between(1, 65535)))  # half-open
+    timeout_s: float = field(default=180.0, metadata=rules.rules(MoreThan(0)))  # seconds to wait for the resources
 
     # --- derived, one truth for every room ---
     @property
+    def bundles_open(self) -> bool:
+        """True while the number of bundles waits for a machine: one CPU-only logical node without ``bundles_per_node``."""
+        return self.bundle_ct_per_node_list is None and self.bundles_per_node is None and self.gpus_per_node == 0
+
+    @property
     def bundle_counts(self) -> list[int]:
-        """Bundles of each logical node, in order: one entry per logical node, 0 allowed."""
+        """Bundles of each logical node, in order: one entry per logical node, 0 allowed.
+
+        Raises:
+            ConfigError: ``bundles_open``; ``resolve_local`` closes it.
+        """
         if self.bundle_ct_per_node_list is not None:
             return list(self.bundle_ct_per_node_list)
+        if self.bundles_open:
+            raise ConfigError(_no_bundles().line("bundles_per_node"))
         per_node = self.gpus_per_node if self.bundles_per_node is None else self.bundles_per_node
-        return [per_node] * self.num_nodes
+        return [per_node] * (self.num_nodes or 1)
+
+    @property
+    def node_count(self) -> int:
+        """Logical nodes that have bundles."""
+        return sum(1 for count in self.bundle_counts if count)
 
     @property
     def world_size(self) -> int:
@@ -67,74 +147,186 @@ class ClusterSpec:
         wanted = {"CPU": cpus, **({self.accelerator: 1.0} if self.use_gpus else {}), **self.resources}
         return {name: float(amount) for name, amount in wanted.items() if amount}
 
+    def _across(self) -> Iterator[tuple[str, RuleBroken]]:
+        if self.gpus_per_node == 0:
+            object.__setattr__(self, "use_gpus", False)
+        counts = self.bundle_ct_per_node_list
+        if counts is not None:
+            yield from self._across_list(counts)
+        elif self.use_gpus and (self.bundles_per_node or 0) > self.gpus_per_node:
+            broken = RuleBroken(
+                "must be at most gpus_per_node when bundles use GPUs",
+                self.bundles_per_node,
+                note=f"with gpus_per_node {self.gpus_per_node}",
+                fix=f"set gpus_per_node to {self.bundles_per_node}, or use_gpus to false",
+            )
+            yield "bundles_per_node", broken
+        if self.num_nodes is None:
+            object.__setattr__(self, "num_nodes", 1 if counts is None else len(counts))
+        if self.bundles_open and self.num_nodes != 1:
+            yield "bundles_per_node", _no_bundles()
+        if self.master_port_range_low >= self.master_port_range_high:
+            broken = RuleBroken(
+                "must be more than master_port_range_low",
+                self.master_port_range_high,
+                note=f"with master_port_range_low {self.master_port_range_low}",
+                fix="swap the two, or leave both out",
+            )
+            yield "master_port_range_high", broken
+        if self.accelerator in self.resources:
+            broken = RuleBroken("must not name the accelerator", self.resources, fix="leave it out: every bundle gets one by use_gpus")
+            yield "resources", broken
+        if not self.bundle_resources:
+            broken = RuleBroken("must be more than 0 for bundles without a GPU", self.cpus_per_bundle, fix="leave cpus_per_bundle out")
+            yield "cpus_per_bundle", broken
 
-@spec
-class NumaSpec:
+    def _across_list(self, counts: list[int]) -> Iterator[tuple[str, RuleBroken]]:
+        if not sum(counts):
+            yield "bundle_ct_per_node_list", RuleBroken("must have a bundle at least", counts, fix="write one entry per node, e.g. [8, 4]")
+        elif self.num_nodes is not None and self.num_nodes != len(counts):
+            broken = RuleBroken(
+                "must have one entry per logical node",
+                counts,
+                note=f"({len(counts)} entries) with num_nodes {self.num_nodes}",
+                fix="leave num_nodes out (null): the list says it",
+            )
+            yield "bundle_ct_per_node_list", broken
+        if self.bundles_per_node is not None and any(count != self.bundles_per_node for count in counts):
+            broken = RuleBroken(
+                "must agree with bundles_per_node",
+                counts,
+                note=f"with bundles_per_node {self.bundles_per_node}",
+                fix="leave bundles_per_node out (null): the list says it",
+            )
+            yield "bundle_ct_per_node_list", broken
+
+
+def _no_bundles() -> RuleBroken:
+    return RuleBroken("must be given for a CPU-only cluster (gpus_per_node 0)", None, fix="set bundles_per_node to the bundles of one node")
+
+
+def resolve_local(spec: ClusterSpec, cpus: float) -> ClusterSpec:
+    """Close an open spec with as many bundles as a machine's CPUs allow, at least 1; a spec that is not open stays as it is.
+
+    Args:
+        spec: any cluster spec.
+        cpus: CPUs that the machine offers to Ray.
+    """
+    if not spec.bundles_open:
+        return spec
+    return attrs.evolve(spec, bundles_per_node=max(1, int(cpus // spec.bundle_resources.get("CPU", 1.0))))
+
+
+@define(kw_only=True, on_setattr=setters.frozen)
+class NumaSpec(_Spec):
     """Which CPUs and memory each worker is bound to."""
 
     enabled: bool = True
-    cpu_bind: str = "node"  # node | exclusive | socket | none
+    cpu_bind: str = field(default="node", metadata=rules.rules(OneOf(CPU_BINDS)))
     membind: bool = True
-    mempolicy: str = "bind"  # bind | preferred | interleave
-    source: str = "auto"  # auto | affinity_file | sysfs | nvml | nvidia_smi
-    affinity_file: str | None = None  # default: $NRL_GPU_CPU_AFFINITY_FILE, then /tmp/nrl_gpu_cpu_affinity
+    mempolicy: str = field(default="bind", metadata=rules.rules(OneOf(MEMPOLICIES)))
+    source: str = field(default="auto", metadata=rules.rules(OneOf(NUMA_SOURCES)))
+    affinity_file: str | None = field(  # default: $NRL_GPU_CPU_AFFINITY_FILE, then /tmp/nrl_gpu_cpu_affinity
+        default=None, metadata=rules.rules(_NOT_EMPTY)
+    )
     strict: bool = False  # anything short of a verified binding is an error
     respect_inherited: bool = True  # a deliberate narrower mask of the process is kept
     migrate: bool = False  # move pages that are already there, best effort
-    cpu_workers: str = "none"  # none | spread: workers without a GPU
+    cpu_workers: str = field(default="none", metadata=rules.rules(OneOf(CPU_WORKERS)))  # workers without a GPU
 
 
-@spec
-class PythonSpec:
+def _is_executable(value: str) -> None:
+    """A lone word in capitals that resembles one of ours is a slip, not a command line."""
+    _NOT_EMPTY(value)
+    near = rules.near_word(value, EXECUTABLES)
+    if value not in EXECUTABLES and near and value.isalpha() and (value.isupper() or value.lower() == near.lower()):
+        raise RuleBroken(f"must be {', '.join(EXECUTABLES)} or a command line", value, fix=f"write {near}")
+
+
+@define(kw_only=True, on_setattr=setters.frozen)
+class PythonSpec(_Spec):
     """Which Python runs in the workers."""
 
-    executable: str = "SYSTEM"  # SYSTEM | BASE | VLLM, or any command line
-    project_dir: str | None = None  # the uv project of BASE and VLLM
+    executable: str = field(default="SYSTEM", metadata=rules.rules(_is_executable))  # SYSTEM | BASE | VLLM, or any command line
+    project_dir: str | None = field(default=None, metadata=rules.rules(_NOT_EMPTY))  # the uv project of BASE and VLLM
 
 
-@spec
-class RaySpec:
+@define(kw_only=True, on_setattr=setters.frozen)
+class RaySpec(_Spec):
     """Which Ray cluster is used."""
 
-    kind: str = "auto"  # auto | local | simulated
-    address: str | None = None  # host:port of a running cluster; default: $RAY_ADDRESS, then a running local one
-    num_cpus: int | None = None  # of a local Ray that we start; default: this machine's
-    num_gpus: int | None = None  # of a local Ray that we start; default: what Ray finds
-    simulated_nodes: int | None = None  # default: as many as the spec needs
-    simulated_gpus_per_node: int | None = None
-    simulated_cpus_per_node: int | None = None
+    kind: str = field(default="auto", metadata=rules.rules(OneOf(RAY_KINDS)))
+    address: str | None = field(  # host:port of a running cluster; default: $RAY_ADDRESS, then a running local one
+        default=None, metadata=rules.rules(_NOT_EMPTY)
+    )
+    num_cpus: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # of a local Ray that we start; default: this machine's
+    num_gpus: int | None = field(default=None, metadata=rules.rules(AtLeast(0)))  # of a local Ray that we start; default: what Ray finds
+    simulated_nodes: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # default: as many as the spec needs
+    simulated_gpus_per_node: int | None = field(default=None, metadata=rules.rules(AtLeast(0)))
+    simulated_cpus_per_node: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))
     log_to_driver: bool = False
 
+    def _across(self) -> Iterator[tuple[str, RuleBroken]]:
+        if self.address is not None and self.kind != "auto":
+            fix = "leave address out, or write kind auto (ray=auto) to use that cluster"
+            yield "address", RuleBroken(f"must be left out with kind {self.kind}, which starts a Ray of its own", self.address, fix=fix)
 
-@spec
-class WorkerSpec:
+
+@define(kw_only=True, on_setattr=setters.frozen)
+class WorkerSpec(_Spec):
     """The class that runs in every worker."""
 
-    target: str | None = None  # import path of a class; default: the built-in check
-    method: str | None = None  # called once on every worker; its result goes into the report
-    kwargs: dict[str, Any] = field(factory=dict)  # arguments of the class
-    name: str = "worker"  # prefix of the workers' names
-    start_timeout_s: float = 300.0
+    target: str | None = field(  # import path of a class; default: the built-in check
+        default=None,
+        metadata=rules.rules(Matches(rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})+", "an import path of a class", "write package.module.Class")),
+    )
+    method: str | None = field(  # called once on every worker; its result goes into the report
+        default=None, metadata=rules.rules(Matches(_IDENTIFIER, "the name of a method"))
+    )
+    kwargs: dict[str, Any] = field(factory=dict, metadata=rules.rules(EachKey(Matches(_IDENTIFIER, "the name of an argument"))))
+    name: str = field(default="worker", metadata=rules.rules(_NOT_EMPTY))  # prefix of the workers' names
+    start_timeout_s: float = field(default=300.0, metadata=rules.rules(MoreThan(0)))  # seconds
 
 
-@spec
-class EnvSpec:
+def _forwards_no_rank(pattern: str) -> None:
+    if any(fnmatch.fnmatchcase(name, pattern) for name in RANK_VARIABLES):
+        raise RuleBroken(f"must not match a rank variable ({', '.join(RANK_VARIABLES)})", pattern, fix=_NO_RANKS)
+
+
+@define(kw_only=True, on_setattr=setters.frozen)
+class EnvSpec(_Spec):
     """What of the driver's environment the workers see."""
 
-    forward: list[str] = field(factory=list)  # more names (or NAME_* patterns) to forward
-    set: dict[str, str] = field(factory=dict)  # values to set
+    forward: list[str] = field(  # more names (or NAME_* patterns) to forward
+        factory=list,
+        metadata=rules.rules(
+            EachItem(Matches(r"[A-Za-z_*?][A-Za-z0-9_*?]*", "a variable's name or a pattern NAME_*")), EachItem(_forwards_no_rank)
+        ),
+    )
+    set: dict[str, str] = field(  # values to set
+        factory=dict,
+        metadata=rules.rules(
+            EachKey(Matches(_IDENTIFIER, "a variable's name")), EachKey(NotIn(RANK_VARIABLES, "which the layout itself sets", _NO_RANKS))
+        ),
+    )
 
 
-@spec
-class RunSpec:
+@define(kw_only=True, on_setattr=setters.frozen)
+class RunSpec(_Spec):
     """Everything that run.py takes."""
 
-    mode: str = "up"  # up | plan
+    mode: str = field(default="up", metadata=rules.rules(OneOf(MODES)))
     hold: bool = False  # keep the layout until Ctrl-C
-    inventory: str | None = None  # with mode=plan: a file that describes the cluster, instead of a Ray cluster
+    inventory: str | None = field(  # with mode=plan: a file that describes the cluster, instead of a Ray cluster
+        default=None, metadata=rules.rules(_NOT_EMPTY)
+    )
     cluster: ClusterSpec = field(factory=ClusterSpec)
     numa: NumaSpec = field(factory=NumaSpec)
     python: PythonSpec = field(factory=PythonSpec)
     ray: RaySpec = field(factory=RaySpec)
     worker: WorkerSpec = field(factory=WorkerSpec)
     env: EnvSpec = field(factory=EnvSpec)
+
+    def _across(self) -> Iterator[tuple[str, RuleBroken]]:
+        if self.inventory is not None and self.mode != "plan":
+            yield "inventory", RuleBroken("must be left out with mode up", self.inventory, fix="write mode=plan")

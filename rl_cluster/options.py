@@ -1,0 +1,153 @@
+"""Option files and command-line words, read without Hydra's global state.
+
+Hydra's ``compose`` needs GlobalHydra, and a second Hydra inside a ``@hydra.main`` task would replace the host's. What our option
+files need of it is little: the defaults list of the primary config and the override grammar. The grammar is Hydra's own parser,
+which is pure; the rest is omegaconf over the YAML. Trees are untyped here: the door checks them and finds every problem, where a
+typed tree would stop at the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from rl_cluster import rules
+from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, option_names
+from rl_cluster.rules import RuleBroken
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+_SWEPT_LIMIT = 64  # alternatives of a sweep that are looked at for a message
+
+
+def group_tree(group: str, name: str, overrides: Sequence[str]) -> tuple[DictConfig | None, list[str]]:
+    """The keys of one option after the overrides, and the problems of the words themselves.
+
+    Args:
+        group: one of ``GROUPS``.
+        name: an option.
+        overrides: words with keys of the group, with or without the group's name in front.
+    """
+    from omegaconf import OmegaConf
+
+    problems: list[str] = []
+    option = _read_option(group, name, problems)
+    if option is None:
+        return None, problems
+    tree = OmegaConf.create({group: option})
+    keys = {*rules.field_types(GROUPS[group])}
+    for word, override in _parse(overrides, problems):
+        key = str(override.key_or_group)
+        first = key.split(".")[0]
+        _apply(tree, key if first == group and first not in keys else f"{group}.{key}", override, word, problems)
+    return cast("DictConfig", tree[group]), problems
+
+
+def run_tree(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The keys of ``run.py``'s config after the command-line words, and the problems of the words themselves."""
+    from omegaconf import OmegaConf
+
+    problems: list[str] = []
+    choices, body = _primary()
+    values: list[tuple[str, Override]] = []
+    for word, override in _parse(overrides, problems):
+        key = str(override.key_or_group)
+        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+            continue
+        if key in choices and not override.is_delete() and isinstance(override.value(), (str, int)):
+            choices[key] = str(override.value())
+        else:
+            values.append((word, override))
+    parts: dict[str, Any] = {group: _read_option(group, name, problems) or {} for group, name in choices.items()}
+    tree = cast("DictConfig", OmegaConf.merge(OmegaConf.create(parts), body))
+    for word, override in values:
+        _apply(tree, str(override.key_or_group), override, word, problems)
+    return tree, problems
+
+
+def without_sweeps(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """The words with each sweep (``a=1,2``) replaced by one of its values: all first values, then each other value in its turn."""
+    parsed = list(_parse(overrides, []))
+    unreadable = [word for word in overrides if word not in {text for text, _ in parsed}]
+    alternatives = [_alternatives(word, override) for word, override in parsed]
+    base = unreadable + [words[0] for words in alternatives]
+    yield base
+    seen = 0
+    for index, words in enumerate(alternatives):
+        for word in words[1:]:
+            seen += 1
+            if seen > _SWEPT_LIMIT:
+                return
+            yield [*base[: len(unreadable) + index], word, *base[len(unreadable) + index + 1 :]]
+
+
+def _alternatives(word: str, override: Override) -> list[str]:
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    if not (override.is_sweep_override() and isinstance(override.value(), ChoiceSweep)):
+        return [word]
+    prefix = word.partition("=")[0]
+    return [f"{prefix}={item}" for item in override.sweep_string_iterator()] or [word]
+
+
+def _primary() -> tuple[dict[str, str], DictConfig]:
+    """Option of each group, and the other keys, as the primary config says."""
+    from omegaconf import OmegaConf
+
+    raw = cast("DictConfig", OmegaConf.load(conf_dir() / f"{PRIMARY_CONFIG}.yaml"))
+    choices = {str(k): str(v) for entry in raw.defaults if isinstance(entry, Mapping) for k, v in entry.items() if k in GROUPS}
+    return choices, OmegaConf.masked_copy(raw, [str(key) for key in raw if key not in ("defaults", "hydra")])
+
+
+def _read_option(group: str, name: str, problems: list[str]) -> DictConfig | None:
+    from omegaconf import OmegaConf
+
+    names = option_names(group)
+    if name not in names:
+        near = rules.near_word(name, names)
+        problems.append(
+            RuleBroken(f"must be an option ({rules.either(names)})", name, fix=f"write {group}={near}" if near else "").line(group)
+        )
+        return None
+    option = cast("DictConfig", OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
+    return OmegaConf.masked_copy(option, [str(key) for key in option if key != "defaults"])
+
+
+def _parse(overrides: Sequence[str], problems: list[str]) -> Iterator[tuple[str, Override]]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    for word in overrides:
+        try:
+            yield word, parser.parse_override(word)
+        except HydraException as error:
+            problems.append(RuleBroken(f"must be key=value ({(str(error).splitlines() or ['unreadable'])[0]})", word).line("override"))
+
+
+def _apply(tree: DictConfig, key: str, override: Override, word: str, problems: list[str]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if "/" in key or override.package is not None:
+        near = rules.near_word(key, GROUPS)
+        broken = RuleBroken(f"must name a group ({rules.either(list(GROUPS))})", word, fix=f"write {near}=..." if near else "")
+        problems.append(broken.line(key))
+    elif override.is_sweep_override():
+        problems.append(
+            RuleBroken("must be one value here (a sweep needs --multirun)", word, fix='quote a value that has commas: key="a,b"').line(key)
+        )
+    elif override.is_delete():
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(tree, parent) if parent else tree
+        if isinstance(node, Mapping) and name in node:
+            node.pop(name)  # type: ignore[attr-defined]
+        else:
+            problems.append(RuleBroken("must be there to be deleted", word).line(key))
+    else:
+        try:
+            OmegaConf.update(tree, key, override.value(), merge=True)
+        except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
+            problems.append(RuleBroken(f"must fit the keys above it ({' '.join(str(error).split())})", word).line(key))
