@@ -95,7 +95,7 @@ def render_grid(picture: Picture, *, width: int | None = None, color: bool = Fal
     full = detail == "full" or (detail == "auto" and len(picture.nodes) <= FULL_UP_TO)
     tables = [(node, _rows(node, picture, full)) for node in picture.nodes]
     inline = min((len(rows) for node, rows in tables if node.cells), default=1) == 1
-    title_width = max((len(_title(node)) for node in picture.nodes), default=0)
+    title_width = max((len(node.heading) for node in picture.nodes), default=0)
     heads = [_head(node, inline, title_width) for node in picture.nodes]
     head_width = max((len(line) for head in heads for line in head), default=0)
     label_width = max((len(row.label) for _, rows in tables for row in rows), default=0)
@@ -158,15 +158,10 @@ def _rows(node: GridNode, picture: Picture, full: bool) -> list[_Row]:
     return rows
 
 
-def _title(node: GridNode) -> str:
-    return f"{node.title} ({node.part}/{node.parts})" if node.parts > 1 else node.title
-
-
 def _head(node: GridNode, inline: bool, title_width: int) -> tuple[str, ...]:
-    machine = node.machine + ("*" if node.shared else "")
     if inline:
-        return (f"{_title(node):{title_width}}  {machine}".rstrip(),)
-    return (_title(node), machine)
+        return (f"{node.heading:{title_width}}  {node.place}".rstrip(),)
+    return (node.heading, node.place)
 
 
 def _cell_width(tables: Sequence[tuple[GridNode, Sequence[_Row]]]) -> int:
@@ -221,15 +216,12 @@ def _legend(picture: Picture, full: bool) -> list[list[Segment]]:
     lines: list[list[Segment]] = []
     for index, group in enumerate(picture.groups):
         lines.append([(group.name, GROUP_STYLES[index % len(GROUP_STYLES)]), (f": {count_of(group.size, 'worker')}, by rank", "")])
-    marks = {worker.mark for node in picture.nodes for cell in node.cells for worker in cell.workers}
     texts = [
-        ("(1/2): part of a logical node that lies on several machines", any(node.parts > 1 for node in picture.nodes)),
-        ("*: machine of several logical nodes", any(node.shared for node in picture.nodes)),
-        ("!: not wholly bound to its CPUs", "!" in marks),
-        ("~: binding skipped", "~" in marks),
+        ("!: not wholly bound to its CPUs", "!" in picture.marks),
+        ("~: binding skipped", "~" in picture.marks),
         ("GPU ids, NUMA nodes and CPUs are left out at this size", bool(picture.groups) and not full),
     ]
-    return lines + [[(text, "dim")] for text in [text for text, shown in texts if shown] + list(picture.notes)]
+    return lines + [[(text, "dim")] for text in [text for text, shown in texts if shown] + picture.sentences]
 
 
 def _clip(text: str, room: int) -> str:

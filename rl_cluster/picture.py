@@ -60,6 +60,16 @@ class GridNode:
     parts: int = 1  # more than 1: the logical node is split over machines
     shared: bool = False  # other logical nodes lie on the same machine
 
+    @property
+    def heading(self) -> str:
+        """``node 0``, or ``node 0 (1/2)`` for a part."""
+        return f"{self.title} ({self.part}/{self.parts})" if self.parts > 1 else self.title
+
+    @property
+    def place(self) -> str:
+        """The machine, with a star where other logical nodes lie on it too."""
+        return self.machine + ("*" if self.shared else "")
+
 
 @frozen
 class GridGroup:
@@ -79,6 +89,20 @@ class Picture:
     accelerator: str = "GPU"
     simulated: bool = False
     notes: tuple[str, ...] = ()  # sentences below the drawing
+
+    @property
+    def marks(self) -> set[str]:
+        """The marks that workers carry somewhere in the drawing."""
+        return {worker.mark for node in self.nodes for cell in node.cells for worker in cell.workers if worker.mark}
+
+    @property
+    def sentences(self) -> list[str]:
+        """What stands below the drawing: the signs at the nodes that occur in it, then the notes."""
+        signs = [
+            ("(1/2): part 1 of 2 of a logical node that lies on several machines", any(node.parts > 1 for node in self.nodes)),
+            ("*: machine of several logical nodes", any(node.shared for node in self.nodes)),
+        ]
+        return [text for text, shown in signs if shown] + list(self.notes)
 
 
 def build_picture(layout: Layout, groups: Mapping[str, Sequence[WorkerRecord]] | None = None, *, title: str | None = None) -> Picture:

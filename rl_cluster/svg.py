@@ -20,6 +20,8 @@ CELLS_PER_LINE = 8
 PAGE = 20  # margins and lengths are in pixels
 GAP = 10
 CELL_WIDTH = 46
+WIDE_CELL = 60  # where there are few nodes
+FEW_NODES = 4  # these stand one below the other, as in the text
 CELL_HEAD = 15
 WORKER_HEIGHT = 20
 WORKER_GAP = 2
@@ -37,7 +39,7 @@ text{font-family:system-ui,'Segoe UI',Roboto,'DejaVu Sans',Arial,sans-serif;fill
 .page{fill:#ffffff}.node{fill:#f6f8fa;stroke:#8c959f}.numa{fill:#ffffff;stroke:#c3cad1}.free{fill:none;stroke:#8c959f;stroke-dasharray:3 3}
 .title{font-size:17px;font-weight:700}.name{font-size:13px;font-weight:700}.where{font-size:12px}.small{font-size:10px}.text{font-size:12px}
 .soft{fill:#57606a}.rank{font-size:12px;font-weight:600}.bad{stroke:#c4001d;stroke-width:2.5}.skip{stroke:#57606a;stroke-width:1.5;stroke-dasharray:3 2}
-.banner{fill:#ffd33d}.alarm{font-size:13px;font-weight:700;fill:#1b1f24}.on-dark{fill:#ffffff}.on-light{fill:#000000}
+.hollow{fill:none}.banner{fill:#ffd33d}.alarm{font-size:13px;font-weight:700;fill:#1b1f24}.on-dark{fill:#ffffff}.on-light{fill:#000000}
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.page{fill:#0d1117}.node{fill:#161b22;stroke:#6e7681}.numa{fill:#0d1117;stroke:#3d444d}
 .free{stroke:#6e7681}.soft{fill:#9da7b3}.bad{stroke:#ff7b72}.skip{stroke:#e6edf3}.alarm{fill:#1b1f24}.on-dark{fill:#ffffff}.on-light{fill:#000000}}
 """.replace("\n", "")
@@ -60,6 +62,7 @@ class _Card:
     node: GridNode
     numas: tuple[_Numa, ...]
     groups: tuple[str, ...]  # that have workers here: a line each in every cell
+    cell: float  # width of one
     side_by_side: bool
     width: float
     height: float
@@ -76,10 +79,12 @@ def render_svg(picture: Picture) -> str:
         worker with its rank, a legend. Details stand in tooltips. A simulated cluster carries a banner.
     """
     colors = {group.name: PALETTE[index % len(PALETTE)] for index, group in enumerate(picture.groups)}
-    cards = [_card(node, picture) for node in picture.nodes]
+    cell = WIDE_CELL if len(picture.nodes) <= FEW_NODES else CELL_WIDTH
+    cards = [_card(node, picture, cell) for node in picture.nodes]
     width = max((card.width for card in cards), default=0)
     columns = _columns(cards, width)
-    inner = max(columns * (width + GAP) - GAP, _text_width(picture.title, TITLE_SIZE), 320 if picture.simulated else 0)
+    inner = max(columns * (width + GAP) - GAP, _text_width(picture.title, TITLE_SIZE), 330 if picture.simulated else 0)
+    width = (inner + GAP) / columns - GAP
     shapes: list[str] = []
     y = float(PAGE)
     if picture.simulated:
@@ -107,30 +112,30 @@ def render_svg(picture: Picture) -> str:
     )
 
 
-def _card(node: GridNode, picture: Picture) -> _Card:
+def _card(node: GridNode, picture: Picture, cell: float) -> _Card:
     present = {worker.group for cell in node.cells for worker in cell.workers}
     groups = tuple(group.name for group in picture.groups if group.name in present)
     by_numa: dict[str, list[GridCell]] = {}
-    for cell in node.cells:
-        by_numa.setdefault(cell.numa, []).append(cell)
+    for bundle in node.cells:
+        by_numa.setdefault(bundle.numa, []).append(bundle)
     numas = []
     for numa, cells in by_numa.items():
-        cpus = {cell.cpus for cell in cells if cell.cpus}
+        cpus = {bundle.cpus for bundle in cells if bundle.cpus}
         shown = f"CPUs {cpus.pop()}" if len(cpus) == 1 else ""
-        label = "  ".join(text for text in (f"NUMA {numa}" if numa else "", shown) if text)
+        label = " · ".join(text for text in (f"NUMA {numa}" if numa else "", shown) if text)
         columns = min(len(cells), CELLS_PER_LINE)
         numas.append(_Numa(label, tuple(cells), columns, -(-len(cells) // columns)))
     side_by_side = sum(numa.columns for numa in numas) <= CELLS_PER_LINE
-    widths = [_numa_width(numa) for numa in numas]
+    widths = [_numa_width(numa, cell) for numa in numas]
     heights = [_numa_height(numa, len(groups)) for numa in numas]
     across = sum(widths) + PAD * (len(numas) - 1) if side_by_side else max(widths, default=0)
     down = max(heights, default=LEGEND_LINE) if side_by_side else sum(heights) + PAD * (len(numas) - 1)
-    head = min(_text_width(_title(node), 13) + 16 + _text_width(_machine(node), 12), MOST_NODE_HEAD)
-    return _Card(node, tuple(numas), groups, side_by_side, max(across, head, LEAST_NODE) + 2 * PAD, NODE_HEAD + down + PAD)
+    head = min(_text_width(node.heading, 13) + 16 + _text_width(node.place, 12), MOST_NODE_HEAD)
+    return _Card(node, tuple(numas), groups, cell, side_by_side, max(across, head, LEAST_NODE) + 2 * PAD, NODE_HEAD + down + PAD)
 
 
-def _numa_width(numa: _Numa) -> float:
-    return max(numa.columns * CELL_WIDTH + PAD, min(_text_width(numa.label, 10) + 2 * PAD, 4 * CELL_WIDTH))
+def _numa_width(numa: _Numa, cell: float) -> float:
+    return max(numa.columns * cell + PAD, min(_text_width(numa.label, 10) + 2 * PAD, 4 * cell))
 
 
 def _cell_height(groups: int) -> float:
@@ -138,7 +143,7 @@ def _cell_height(groups: int) -> float:
 
 
 def _numa_height(numa: _Numa, groups: int) -> float:
-    return (NUMA_HEAD if numa.label else 0) + numa.lines * _cell_height(groups) + PAD
+    return (NUMA_HEAD if numa.label else 2) + numa.lines * _cell_height(groups) + 2
 
 
 def _columns(cards: Sequence[_Card], width: float) -> int:
@@ -146,15 +151,14 @@ def _columns(cards: Sequence[_Card], width: float) -> int:
         height = sum(max(card.height for card in cards[start : start + columns]) + GAP for start in range(0, len(cards), columns))
         return abs(math.log(columns * (width + GAP) / height / ASPECT))
 
-    # Up to four nodes stand one below the other, as in the text.
-    return min(range(1, len(cards) + 1), key=distance) if len(cards) > 4 else 1
+    return min(range(1, len(cards) + 1), key=distance) if len(cards) > FEW_NODES else 1
 
 
 def _draw_card(card: _Card, x: float, y: float, width: float, picture: Picture, colors: dict[str, str]) -> list[str]:
     node = card.node
     room = width - 2 * PAD
-    title = _clip(_title(node), room, 13)
-    machine = _clip(_machine(node), room - _text_width(title, 13) - 8, 12)
+    title = _clip(node.heading, room, 13)
+    machine = _clip(node.place, room - _text_width(title, 13) - 8, 12)
     shapes = [
         _rect(x, y, width, card.height, "node", radius=6),
         _text(x + PAD + 2, y + 18, title, "name"),
@@ -164,14 +168,14 @@ def _draw_card(card: _Card, x: float, y: float, width: float, picture: Picture, 
         return [*shapes, _text(x + PAD + 2, y + NODE_HEAD + 12, "no bundles", "text soft")]
     left, top = x + PAD, y + NODE_HEAD
     for numa in card.numas:
-        numa_width, numa_height = _numa_width(numa), _numa_height(numa, len(card.groups))
+        numa_width, numa_height = _numa_width(numa, card.cell), _numa_height(numa, len(card.groups))
         shapes.append(_rect(left, top, numa_width, numa_height, "numa", radius=4))
         if numa.label:
             shapes.append(_text(left + PAD, top + 12, _clip(numa.label, numa_width - 2 * PAD, 10), "small soft"))
         for index, cell in enumerate(numa.cells):
             line, column = divmod(index, numa.columns)
             cell_top = top + (NUMA_HEAD if numa.label else 2) + line * _cell_height(len(card.groups))
-            shapes += _draw_cell(cell, card, left + PAD / 2 + column * CELL_WIDTH, cell_top, picture, colors)
+            shapes += _draw_cell(cell, card, left + PAD / 2 + column * card.cell, cell_top, picture, colors)
         if card.side_by_side:
             left += numa_width + PAD
         else:
@@ -180,29 +184,20 @@ def _draw_card(card: _Card, x: float, y: float, width: float, picture: Picture, 
 
 
 def _draw_cell(cell: GridCell, card: _Card, x: float, y: float, picture: Picture, colors: dict[str, str]) -> list[str]:
-    middle = x + CELL_WIDTH / 2
+    middle = x + card.cell / 2
     device = f"{picture.accelerator} {cell.gpu}" if cell.gpu else f"#{cell.bundle_idx}"
-    where = ", ".join(
-        text
-        for text in (
-            f"bundle {card.node.node_idx}.{cell.bundle_idx}",
-            f"{picture.accelerator} {cell.gpu}" if cell.gpu else "",
-            f"NUMA {cell.numa}" if cell.numa else "",
-            f"CPUs {cell.cpus}" if cell.cpus else "",
-        )
-        if text
-    )
-    shapes = [_text(middle, y + 11, _clip(device, CELL_WIDTH - 2, 10), "small soft", anchor="middle")]
-    left, width = x + 2, CELL_WIDTH - 4
+    facts = (("", device if cell.gpu else ""), ("NUMA ", cell.numa), ("CPUs ", cell.cpus))
+    where = ", ".join([f"bundle {card.node.node_idx}.{cell.bundle_idx}", *(name + fact for name, fact in facts if fact)])
+    shapes = [_text(middle, y + 11, _clip(device, card.cell - 2, 10), "small soft", anchor="middle")]
+    left, width = x + 2, card.cell - 4
     for index, group in enumerate(card.groups or ("",)):
         top = y + CELL_HEAD + index * (WORKER_HEIGHT + WORKER_GAP)
         workers = [worker for worker in cell.workers if worker.group == group]
         if not workers:
-            shapes.append(_rect(left, top, width, WORKER_HEIGHT, "free", radius=3, tip=f"{where}: no worker"))
+            shapes.append(_rect(left, top, width, WORKER_HEIGHT, "free", radius=3, tip=where + (": no worker" if picture.groups else "")))
             continue
-        marks = {worker.mark for worker in workers}
-        kind = "bad" if "!" in marks else "skip" if "~" in marks else ""
-        ranks = ",".join(str(worker.rank) for worker in workers)
+        ranks = ",".join(f"{worker.rank}{worker.mark}" for worker in workers)
+        kind = "bad" if "!" in ranks else "skip" if "~" in ranks else ""
         status = ", ".join(dict.fromkeys(worker.status for worker in workers if worker.status))
         tip = f"{group} rank {ranks}: {where}" + (f", binding {status}" if status else "")
         shapes.append(_rect(left, top, width, WORKER_HEIGHT, kind, radius=3, fill=colors[group], tip=tip))
@@ -222,26 +217,16 @@ def _legend(picture: Picture, colors: dict[str, str], y: float, inner: float) ->
         shapes.append(_text(x + 20, y + 12, _clip(text, inner - 20, 12), "text"))
         x += 20 + _text_width(text, 12) + 2 * GAP
     y += LEGEND_LINE if picture.groups else 0
-    marks = {worker.mark for node in picture.nodes for cell in node.cells for worker in cell.workers}
-    explained = [
-        ("(1/2): part of a logical node that lies on several machines", any(node.parts > 1 for node in picture.nodes)),
-        ("*: machine of several logical nodes", any(node.shared for node in picture.nodes)),
-        ("red edge: not wholly bound to its CPUs", "!" in marks),
-        ("dashed edge: binding skipped", "~" in marks),
-    ]
-    for note in [text for text, shown in explained if shown] + list(picture.notes):
+    for mark, kind, text in (("!", "bad", "!: not wholly bound to its CPUs"), ("~", "skip", "~: binding skipped")):
+        if mark in picture.marks:
+            shapes.append(_rect(PAGE + 1, y + 1, 12, 12, f"{kind} hollow", radius=3))
+            shapes.append(_text(PAGE + 20, y + 12, text, "text"))
+            y += LEGEND_LINE
+    for note in picture.sentences:
         for line in textwrap.wrap(note, max(20, int(inner / (12 * CHARACTER)))):
             shapes.append(_text(PAGE, y + 12, line, "text soft"))
             y += LEGEND_LINE
     return shapes, y
-
-
-def _title(node: GridNode) -> str:
-    return f"{node.title} ({node.part}/{node.parts})" if node.parts > 1 else node.title
-
-
-def _machine(node: GridNode) -> str:
-    return node.machine + ("*" if node.shared else "")
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, *, radius: float, fill: str = "", tip: str = "") -> str:
