@@ -69,8 +69,16 @@ class WorkerStartError(RlClusterError, RuntimeError):
     """A worker failed while it came up. Fields: ``rank`` (None before ranks exist), ``bundle``, ``node``, ``cause_text``."""
 
 
+class WorkerError(RlClusterError, RuntimeError):
+    """A method of a worker raised. Fields: ``rank``, ``node``, ``cause_text``; the worker's exception is ``__cause__``."""
+
+
 class WorkerLostError(RlClusterError, RuntimeError):
-    """A running worker, or its node, is gone. Fields: ``ranks``, ``node_idx``, ``node``."""
+    """A running worker, or its node, is gone."""
+
+    ranks: Sequence[int]
+    node_idx: Sequence[int]  # logical nodes
+    node: Sequence[str]  # addresses
 
 
 class BindingError(RlClusterError, RuntimeError):

@@ -64,9 +64,14 @@ def order_workers(items: Sequence[WorkerPosition], *, max_colocated: int = 1) ->
     return sorted(range(len(items)), key=key)
 
 
-def rank_workers(items: Sequence[WorkerPosition], *, max_colocated: int = 1) -> list[WorkerRank]:
-    """The rank variables of each worker, in the order of `items`. Arguments and errors are those of `order_workers`."""
+def rank_workers(items: Sequence[WorkerPosition], *, max_colocated: int = 1, keep_order: bool = False) -> list[WorkerRank]:
+    """The rank variables of each worker, in the order of `items`. Arguments and errors are those of `order_workers`.
+
+    With `keep_order` the ranks follow `items` as they are given: the user listed the bundles in the order wanted.
+    """
     order = order_workers(items, max_colocated=max_colocated)
+    if keep_order:
+        order = list(range(len(items)))
     sizes = Counter((item.node_idx, item.node_id) for item in items)
     node_ranks: dict[Hashable, int] = {}
     used: Counter[Hashable] = Counter()

@@ -1,0 +1,157 @@
+"""From a resolved config to running parts. Each builder takes a DictConfig node, a plain dict, or a spec.
+
+What holds something (clusters, worker groups, a Ray that was started) is a context manager and gives it back on every way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+
+from rl_cluster import worker_setup
+from rl_cluster.bring_up import Progress as WorkerProgress
+from rl_cluster.config import from_config
+from rl_cluster.errors import ConfigError
+from rl_cluster.numa.callback import Binding
+from rl_cluster.placement import Progress
+from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec
+from rl_cluster.virtual_cluster import RayVirtualCluster
+from rl_cluster.worker_group import PerWorker, RayWorkerBuilder, RayWorkerGroup
+
+__all__ = [
+    "build_binding",
+    "build_bindings",
+    "build_cluster",
+    "build_placement_groups",
+    "build_runtime_env",
+    "build_worker_group",
+]
+
+
+def build_cluster(config: object, *, on_progress: Progress | None = None) -> RayVirtualCluster:
+    """Plan and place a cluster on the connected Ray. Use it in a ``with`` statement, or call ``shutdown()``.
+
+    Args:
+        config: A ``cluster`` node of a config, or a :class:`ClusterSpec`.
+        on_progress: Gets a line of text while resources are waited for.
+
+    Raises:
+        ConfigError: The config breaks rules (all of them are listed).
+        ResourceInsufficientError: It does not fit; nothing stays behind.
+    """
+    cluster = RayVirtualCluster.from_spec(from_config(config, kind=ClusterSpec), on_progress=on_progress)
+    try:
+        cluster._init_placement_groups()
+    except BaseException:
+        cluster.shutdown()
+        raise
+    return cluster
+
+
+@contextlib.contextmanager
+def build_placement_groups(config: object, *, on_progress: Progress | None = None) -> Iterator[list[PlacementGroup]]:
+    """Ready placement groups, one for each logical node with bundles (or one unified), for frameworks that make their own actors.
+
+    Arguments and errors are those of :func:`build_cluster`; the groups are removed at the end of the ``with`` block.
+    """
+    with build_cluster(config, on_progress=on_progress) as cluster:
+        yield cluster.get_placement_groups()
+
+
+def build_binding(config: object) -> Binding | None:
+    """A small picklable callable for one actor: called inside the actor it finds its own GPU, binds, and returns the report.
+
+    Args:
+        config: A ``numa`` node of a config, or a :class:`NumaSpec`.
+
+    Returns:
+        None where binding is not enabled.
+    """
+    spec = from_config(config, kind=NumaSpec)
+    return Binding(spec) if spec.enabled else None
+
+
+def build_bindings(config: object, world_size: int) -> list[Binding | None]:
+    """One :func:`build_binding` for each worker of a group of ``world_size``."""
+    return [build_binding(config) for _ in range(world_size)]
+
+
+def build_runtime_env(python: object = None, env: object = None, *, node_ids: Sequence[str] = ()) -> dict[str, Any]:
+    """The runtime_env for actors that another framework makes: the interpreter, and the variables that must exist before a process starts.
+
+    It is empty where this interpreter and its environment will do: any runtime_env starts one more process per worker. What is in it
+    can be read on the command line of the starting process, so it never holds a secret (that is an error).
+
+    Args:
+        python: A ``python`` node of a config, or a :class:`PythonSpec`; None is this interpreter.
+        env: An ``env`` node of a config, or an :class:`EnvSpec`.
+        node_ids: Ray's ids of the nodes where an environment is to be built; needed where ``python`` is a uv environment.
+
+    Raises:
+        ConfigError: A value breaks a rule, or the environment lies at different paths on the nodes.
+        PythonEnvError: An environment can't be made on a node.
+    """
+    pythons = worker_setup.set_up_python(PythonSpec() if python is None else from_config(python, kind=PythonSpec), node_ids)
+    if len(set(pythons.values())) > 1:
+        raise ConfigError(
+            f"python: the environment must lie at the same path on every node, got {sorted(map(str, set(pythons.values())))}. "
+            "Fix: set python.venv_dir to a folder that every node has"
+        )
+    environment = worker_setup.choose_environment(EnvSpec() if env is None else from_config(env, kind=EnvSpec), cpus=1.0)
+    return worker_setup.runtime_env(next(iter(pythons.values()), None), environment)
+
+
+def build_worker_group(
+    cluster: RayVirtualCluster,
+    worker: str | type | RayWorkerBuilder,
+    *,
+    name: str = "worker",
+    kwargs: Mapping[str, Any] | None = None,
+    per_worker_kwargs: PerWorker | None = None,
+    workers_per_node: int | Sequence[int] | None = None,
+    bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None = None,
+    numa: object = None,
+    python: object = None,
+    env: object = None,
+    options: Mapping[str, Any] | None = None,
+    start_timeout_s: float = 300.0,
+    on_progress: WorkerProgress | None = None,
+) -> RayWorkerGroup:
+    """Bring up one worker per bundle. Use it in a ``with`` statement, or call ``shutdown()``.
+
+    Args:
+        cluster: Where the workers sit.
+        worker: The class, its import path, or a class decorated by ``ray.remote``.
+        name: Of the group.
+        kwargs: Of the class's ``__init__``, the same for all.
+        per_worker_kwargs: More of them for each: a list by rank, or a callable that gets the worker's record.
+        workers_per_node: Fewer workers than bundles, per logical node.
+        bundle_indices_list: Explicit bundles; ranks follow this list.
+        numa: A ``numa`` node of a config, or a :class:`NumaSpec`; None leaves the workers unbound.
+        python: A ``python`` node, or a :class:`PythonSpec`; None is this interpreter.
+        env: An ``env`` node, or an :class:`EnvSpec`.
+        options: More options of the Ray actors.
+        start_timeout_s: For the whole start, seconds.
+        on_progress: Gets (workers up, workers in all).
+
+    Raises:
+        ConfigError, WorkerStartError, BindingError, PythonEnvError: As :class:`RayWorkerGroup` says; nothing stays behind.
+    """
+    return RayWorkerGroup(
+        cluster,
+        worker,
+        workers_per_node,
+        name,
+        bundle_indices_list,
+        kwargs=kwargs,
+        per_worker_kwargs=per_worker_kwargs,
+        numa=None if numa is None else from_config(numa, kind=NumaSpec),
+        python=None if python is None else from_config(python, kind=PythonSpec),
+        env=None if env is None else from_config(env, kind=EnvSpec),
+        options=options,
+        start_timeout_s=start_timeout_s,
+        on_progress=on_progress,
+    )

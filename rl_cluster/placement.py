@@ -1,0 +1,190 @@
+"""From a layout to Ray placement groups and back: every bundle pinned to its planned node, everything removed on every way out.
+
+Ray's own strategies can't give what ours mean (two 4-GPU PACK groups on nodes of 16 and 8 GPUs land on one node), so each
+bundle names its node by label. If another job takes the place between planning and placing, it is planned again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import ray
+from attrs import frozen
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from rl_cluster.errors import ConfigError, PlacementTimeoutError, ResourceInsufficientError
+from rl_cluster.inventory import snapshot_inventory
+from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.schema import ClusterSpec
+from rl_cluster.session import started_here
+
+logger = logging.getLogger(__name__)
+
+RETRIES_VARIABLE = "NRL_VIRTUAL_CLUSTER_MAX_RETRIES"
+CREATE_WAIT_S = 2.0  # a pinned group is there within milliseconds, or somebody else has the place
+REMOVE_WAIT_S = 10.0
+LAG_S = 1.5  # Ray's view of free resources follows about 0.1 s behind; on a busy machine longer
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 5.0
+REPORT_EVERY_S = 5.0
+
+Progress = Callable[[str], None]
+
+
+class EmptyPlacementGroup(PlacementGroup):  # type: ignore[misc]
+    """The group of a logical node without bundles (Ray's own empty group fails when asked for its bundles)."""
+
+    def __init__(self) -> None:
+        super().__init__(PlacementGroup.empty().id)
+
+    @property
+    def bundle_specs(self) -> list[dict[str, float]]:
+        """No bundles."""
+        return []
+
+    @property
+    def bundle_count(self) -> int:
+        """0."""
+        return 0
+
+
+@frozen
+class Placement:
+    """Placement groups that are there, and the layout that they follow."""
+
+    groups: tuple[PlacementGroup, ...]  # one for each logical node (an empty one for a node without bundles), or one unified
+    layout: Layout
+
+
+def max_attempts() -> int | None:
+    """``NRL_VIRTUAL_CLUSTER_MAX_RETRIES`` as a number; None where it is not set (then only ``timeout_s`` bounds the attempts)."""
+    text = os.environ.get(RETRIES_VARIABLE)
+    if text is None:
+        return None
+    if not text.strip().isdigit() or int(text) < 1:
+        raise ConfigError(f"{RETRIES_VARIABLE}: must be an integer greater than 0, got {text!r}. Fix: unset it, or give 1 or more")
+    return int(text)
+
+
+def place(spec: ClusterSpec, *, on_progress: Progress | None = None) -> Placement:
+    """Plan on what is free now, place, and plan again while others take the place or resources are missing.
+
+    Args:
+        spec: What to place. ``timeout_s`` bounds the whole call.
+        on_progress: Gets one line whenever there is something new to say, at most every few seconds otherwise.
+
+    Raises:
+        ResourceInsufficientError: It does not fit, and waiting is no use (the Ray is ours, so nobody adds nodes).
+        PlacementTimeoutError: It did not become free in time. Nothing stays behind.
+        ConfigError: ``NRL_VIRTUAL_CLUSTER_MAX_RETRIES`` is not a positive integer.
+    """
+    attempts, started = max_attempts(), time.monotonic()
+    deadline, pause, tried = started + spec.timeout_s, FIRST_PAUSE_S, 0
+    say = _throttled(on_progress or logger.info)
+    while True:
+        answer = plan_layout(spec, snapshot_inventory())
+        tried += 1
+        if isinstance(answer, Layout):
+            groups = _create(answer)
+            if groups is not None:
+                return Placement(groups=groups, layout=answer)
+            say("the planned place was taken by another job before it could be placed; planning again")
+        else:
+            now = time.monotonic()
+            if started_here() and now > started + LAG_S:
+                raise _diagnosed(spec, answer, "")
+            say(f"waiting for resources, {deadline - now:.0f} s left: {answer.headline}")
+        out_of_attempts = attempts is not None and tried >= attempts
+        if out_of_attempts or time.monotonic() + pause > deadline:
+            limit = f"{RETRIES_VARIABLE}={attempts}" if out_of_attempts else f"cluster.timeout_s={spec.timeout_s:g}"
+            raise _diagnosed(spec, answer if isinstance(answer, Shortfall) else None, limit)
+        time.sleep(pause * random.uniform(0.7, 1.3))  # drivers that met once must not meet for ever
+        pause = min(pause * 2, LAST_PAUSE_S)
+
+
+def _diagnosed(spec: ClusterSpec, shortfall: Shortfall | None, limit: str) -> ResourceInsufficientError:
+    """The error, with who holds what: looked up now, because it costs a few calls and only a failure needs it."""
+    answer = plan_layout(spec, snapshot_inventory(holders=True))
+    if isinstance(answer, Shortfall):
+        shortfall = answer
+    if shortfall is None:
+        return PlacementTimeoutError(
+            f"cluster: the planned place was taken by others again and again, gave up at {limit}. Fix: raise it, or use a quieter cluster",
+            shortfall=None,
+        )
+    error = shortfall.to_error()
+    if not limit:
+        return error
+    kind = PlacementTimeoutError if limit.startswith("cluster.timeout_s") else ResourceInsufficientError
+    return kind(f"{error.message}\n(waited until {limit}; everything that was asked for is withdrawn)", shortfall=shortfall)
+
+
+def _throttled(say: Progress) -> Progress:
+    last = ("", float("-inf"))
+
+    def throttled(text: str) -> None:
+        nonlocal last
+        key, now = text.partition(":")[2], time.monotonic()
+        if key != last[0] or now - last[1] >= REPORT_EVERY_S:
+            last = (key, now)
+            say(text)
+
+    return throttled
+
+
+def _create(layout: Layout) -> tuple[PlacementGroup, ...] | None:
+    """Create the groups of a layout; None, with everything removed, if they are not there within moments."""
+    spec = layout.spec
+    prefix = spec.name or "rl_cluster"
+    if spec.unified:
+        batches = [(f"{prefix}-unified", list(layout.bundles))]
+    else:
+        batches = [
+            (f"{prefix}-node{node_idx}", [bundle for bundle in layout.bundles if bundle.node_idx == node_idx])
+            for node_idx in range(len(spec.bundle_counts))
+        ]
+    groups: list[PlacementGroup] = []
+    try:
+        for name, bundles in batches:
+            if not bundles:
+                groups.append(EmptyPlacementGroup())
+                continue
+            groups.append(
+                placement_group(
+                    [dict(spec.bundle_resources) for _ in bundles],
+                    strategy="PACK",  # says nothing more: each bundle's node is pinned
+                    name=name,
+                    bundle_label_selector=[{"ray.io/node-id": bundle.node_id} for bundle in bundles],
+                )
+            )
+        deadline = time.monotonic() + CREATE_WAIT_S
+        if all(group.is_empty or group.wait(max(0.05, deadline - time.monotonic())) for group in groups):
+            return tuple(groups)
+    except BaseException:
+        remove(groups)
+        raise
+    remove(groups)
+    return None
+
+
+def remove(groups: Sequence[PlacementGroup]) -> None:
+    """Remove placement groups (and so end every actor in them) and wait until Ray says so. Idempotent; quiet after ``ray.shutdown()``."""
+    if not ray.is_initialized():
+        return  # groups are never detached: they went with the driver's connection
+    asked = []
+    for group in groups:
+        if not group.is_empty:
+            with contextlib.suppress(Exception):  # one that is gone already must not keep the others from being removed
+                remove_placement_group(group)
+                asked.append(group)
+    deadline = time.monotonic() + REMOVE_WAIT_S
+    for group in asked:
+        while placement_group_table(group).get("state") not in (None, "REMOVED"):
+            if time.monotonic() > deadline:
+                logger.error("Ray did not remove placement group %s within %g s", group.id.hex(), REMOVE_WAIT_S)
+                return
+            time.sleep(0.01)

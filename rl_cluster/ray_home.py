@@ -1,0 +1,42 @@
+"""The temporary folder of a Ray that we start: made, owned, and removed on every way out (see ``_reaper.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rl_cluster import _reaper
+
+# Ray's sockets lie below it: <home>/session_<date>_<time>_<pid>/sockets/plasma_store.31, and a socket's path has at most 107 bytes
+MAX_HOME_LENGTH = 40
+
+
+@contextlib.contextmanager
+def ray_home() -> Iterator[Path]:
+    """Make a folder for Ray's sessions; end what still runs out of it and remove it afterwards, even if this process is killed."""
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > MAX_HOME_LENGTH - len("/rlc-12345678"):
+        parent = "/tmp"
+    home = tempfile.mkdtemp(prefix="rlc-", dir=parent)
+    try:
+        reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", _reaper.__file__, home],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is the owner's business
+        )
+    except BaseException:
+        os.rmdir(home)
+        raise
+    try:
+        yield Path(home)
+    finally:
+        assert reaper.stdin is not None
+        reaper.stdin.close()
+        reaper.wait()

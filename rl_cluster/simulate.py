@@ -1,0 +1,123 @@
+"""A simulated Ray cluster on this machine: real Ray nodes (raylets) with made-up GPUs, addresses and CPU maps.
+
+Everything Ray does is real: placement, actors, processes. Made up are the amounts of GPUs and CPUs, the second and later
+addresses (127.0.0.x), and the map from GPU to CPUs, which lies over this machine's real CPUs so that binding really happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from rl_cluster.errors import RlClusterError
+from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.ray_home import ray_home
+
+logger = logging.getLogger(__name__)
+
+SIMULATED_LABEL = "rl_cluster/simulated"  # node label of every simulated node
+OWNER_LABEL = "rl_cluster/owner"  # node label of a Ray that ends with the process of this id, so that others don't join it
+OBJECT_STORE_BYTES = 80_000_000  # per simulated node; Ray's own minimum is 75 MiB
+
+
+@frozen
+class SimulatedCluster:
+    """A running simulated cluster."""
+
+    address: str
+    home: Path
+    affinity_file: Path  # made-up GPU->cpulist map over this machine's real CPUs
+    node_ids: tuple[str, ...]
+
+
+def made_up_affinity(gpus: int, cpus: list[int]) -> str:
+    """Text of a GPU->cpulist file: the GPUs of a node, in two halves over two halves of the CPUs (two pretended sockets).
+
+    Args:
+        gpus: GPUs of one simulated node.
+        cpus: This machine's CPUs that this process may use, ascending.
+    """
+    half = max(1, len(cpus) // 2)
+    groups = [cpus[:half], cpus[half:] or cpus[:half]]
+    lines = ["# made up by rl_cluster for a simulated cluster"]
+    for gpu in range(gpus):
+        group = groups[0 if gpu < (gpus + 1) // 2 else 1]
+        lines.append(f"{gpu}:{','.join(map(str, group))}")
+    return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
+    """Start one Ray node for each node of the inventory; stop them all on every way out.
+
+    Args:
+        inventory: What to start; resources and labels are taken, addresses are made up by Ray and us.
+
+    Yields:
+        The running cluster. Connect with ``ray.init(address=cluster.address)``; disconnect before this context ends.
+    """
+    if not inventory.nodes:
+        raise RlClusterError("ray.simulated_nodes: must be at least 1, got 0. Fix: leave it out, the size then follows from the cluster")
+    with ray_home() as home, _nodes(inventory, home) as (address, node_ids):
+        gpus = max(int(node.total.get("GPU", 0)) for node in inventory.nodes)
+        affinity = home / "gpu_cpu_affinity"
+        affinity.write_text(made_up_affinity(gpus, sorted(os.sched_getaffinity(0))))
+        affinity.chmod(0o644)
+        yield SimulatedCluster(address=address, home=home, affinity_file=affinity, node_ids=node_ids)
+
+
+@contextlib.contextmanager
+def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    import ray
+    from ray._private.utils import get_ray_address_file
+    from ray.cluster_utils import Cluster
+
+    # Cluster writes its address where `ray.init("auto")` of anybody on this machine looks; a simulated cluster is not for others
+    pointer = Path(get_ray_address_file(None))
+    before = pointer.read_bytes() if pointer.exists() else None
+    cluster = Cluster()
+    node_ids: list[str] = []
+    try:
+        for number, node in enumerate(inventory.nodes):
+            arguments = _node_arguments(node, home)
+            if number:
+                high, low = divmod(number, 250)
+                arguments["node_ip_address"] = f"127.0.{high}.{low + 1}"  # 127.0.0.2, 127.0.0.3, ...
+            else:
+                arguments["include_dashboard"] = False
+            node_ids.append(cluster.add_node(wait=number == 0, **arguments).node_id)
+            if number == 0:
+                _restore(pointer, before, cluster.address)
+        cluster.wait_for_nodes(timeout=60 + 5 * len(inventory.nodes))
+        yield cluster.address, tuple(node_ids)
+    finally:
+        ray.shutdown()  # a driver that is still connected keeps Ray from ending its node; without one this does nothing
+        cluster.shutdown()
+
+
+def _node_arguments(node: PhysicalNode, home: Path) -> dict[str, object]:
+    known = {"CPU", "GPU", "memory", "object_store_memory"}
+    resources = {name: amount for name, amount in node.total.items() if name not in known and not name.startswith("node:")}
+    labels = {name: value for name, value in node.labels.items() if name != "ray.io/node-id"}
+    return {
+        "num_cpus": int(node.total.get("CPU", 0)),
+        "num_gpus": int(node.total.get("GPU", 0)),
+        "resources": resources or None,
+        "labels": {**labels, SIMULATED_LABEL: "true", OWNER_LABEL: str(os.getpid())},
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "temp_dir": str(home),
+    }
+
+
+def _restore(pointer: Path, before: bytes | None, address: str) -> None:
+    with contextlib.suppress(OSError):
+        if pointer.read_text().strip() == address:
+            if before is None:
+                pointer.unlink()
+            else:
+                pointer.write_bytes(before)

@@ -1,0 +1,303 @@
+"""RayVirtualCluster and its companions: the interface of NeMo-RL's module of this name, over planned and verified placement."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TypedDict
+
+import attrs
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rl_cluster import grid_data as drawing
+from rl_cluster import placement
+from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError, WorkerLostError
+from rl_cluster.plan import Layout, PlacedBundle
+from rl_cluster.ports import PortLease, lease_port
+from rl_cluster.schema import ClusterSpec
+from rl_cluster.session import init_ray
+
+__all__ = [
+    "PY_EXECUTABLES",
+    "ClusterConfig",
+    "RayVirtualCluster",
+    "ResourceInsufficientError",
+    "dir_path",
+    "git_root",
+    "init_ray",
+    "logger",
+]
+
+logger = logging.getLogger(__name__)
+
+dir_path = os.path.dirname(os.path.abspath(__file__))
+git_root = os.path.dirname(dir_path)
+
+
+class ClusterConfig(TypedDict, total=False):
+    """The keys of a cluster's config that NeMo-RL's recipes know; all others are in :class:`rl_cluster.schema.ClusterSpec`."""
+
+    gpus_per_node: int
+    num_nodes: int
+    master_port_range_low: int
+    master_port_range_high: int
+    segment_size: int | None
+
+
+class PY_EXECUTABLES:
+    """Command lines of the Pythons that workers can run in."""
+
+    SYSTEM = sys.executable
+    BASE = "uv run --locked"
+    VLLM = "uv run --locked --extra vllm"
+
+
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
+def _get_node_ip_and_free_port(low: int = 1400, high: int = 2000) -> tuple[str, int]:
+    """Address of the node that this task runs on, and a port that was free a moment ago (it is not held: prefer a lease)."""
+    with lease_port(low, high) as lease:
+        return ray.util.get_node_ip_address(), lease.port
+
+
+class _PortKeeper:
+    """Holds leased ports on a cluster's first node for code that asks the cluster (and not a worker group) for a master port."""
+
+    def __init__(self) -> None:
+        self._leases: list[PortLease] = []
+
+    def lease(self, low: int, high: int) -> tuple[str, int]:
+        lease = lease_port(low, high)
+        lease.hand_over()  # a server that sets SO_REUSEADDR can listen on it from now on, nobody else gets it by chance
+        self._leases.append(lease)
+        return ray.util.get_node_ip_address(), lease.port
+
+
+class RayVirtualCluster:
+    """Logical nodes of bundles on a Ray cluster, held as placement groups.
+
+    Call-compatible with NeMo-RL's class. What the strategies mean is said in docs/placement.md. Placement happens at the first
+    use (or by :meth:`_init_placement_groups`); ``shutdown()``, the end of a ``with`` block, or the end of the driver gives
+    everything back.
+
+    Args:
+        bundle_ct_per_node_list: Bundles of each logical node; 0 is allowed.
+        use_gpus: Whether a bundle holds one GPU.
+        max_colocated_worker_groups: How many worker groups may share a bundle; each worker then gets 1/max of the GPU.
+        num_gpus_per_node: GPUs of one logical node.
+        name: Prefix of the placement groups.
+        placement_group_strategy: STRICT_PACK, PACK, SPREAD or STRICT_SPREAD.
+        spec: Everything at once, instead of the arguments above (keyword only; ``from_spec`` reads better).
+        on_progress: Gets a line of text while resources are waited for (keyword only).
+
+    Raises:
+        ConfigError: A value breaks a rule.
+    """
+
+    def __init__(
+        self,
+        bundle_ct_per_node_list: Sequence[int] | None = None,
+        use_gpus: bool = True,
+        max_colocated_worker_groups: int = 1,
+        num_gpus_per_node: int = 8,
+        name: str = "",
+        placement_group_strategy: str = "STRICT_PACK",
+        *,
+        spec: ClusterSpec | None = None,
+        on_progress: placement.Progress | None = None,
+    ) -> None:
+        self._placement: placement.Placement | None = None  # first, so that __del__ works after an error below
+        self._lock = threading.RLock()
+        self._groups_per_bundle: dict[PlacedBundle, int] = {}
+        self._port_keeper: Any = None
+        self._on_progress = on_progress
+        if spec is None:
+            if bundle_ct_per_node_list is None:
+                raise ConfigError("bundle_ct_per_node_list: must be a list of bundle counts, got None. Fix: give one, e.g. [8, 8]")
+            spec = ClusterSpec(
+                bundle_ct_per_node_list=list(bundle_ct_per_node_list),
+                use_gpus=use_gpus,
+                max_colocated_worker_groups=max_colocated_worker_groups,
+                gpus_per_node=num_gpus_per_node if use_gpus else 0,
+                name=name,
+                strategy=placement_group_strategy,
+            )
+        self.spec = spec
+        self.num_gpus_per_node = num_gpus_per_node if bundle_ct_per_node_list is not None else spec.gpus_per_node
+        self.use_gpus = spec.use_gpus
+        self.max_colocated_worker_groups = spec.max_colocated_worker_groups
+        self.name = spec.name
+        self.placement_group_strategy = spec.strategy
+
+    @classmethod
+    def from_spec(cls, spec: ClusterSpec, *, on_progress: placement.Progress | None = None) -> RayVirtualCluster:
+        """A cluster of this spec, not placed yet."""
+        return cls(spec=spec, on_progress=on_progress)
+
+    # --- placement ---
+
+    def _init_placement_groups(self, strategy: str | None = None, use_unified_pg: bool | None = None) -> list[PlacementGroup]:
+        """Place, once. One group per logical node (an empty one for a node without bundles), or one unified group.
+
+        Args:
+            strategy: Instead of the cluster's own.
+            use_unified_pg: Instead of the spec's ``unified``.
+
+        Raises:
+            ResourceInsufficientError: It does not fit (with the diagnosis); nothing stays behind.
+            PlacementTimeoutError: It did not become free in time; nothing stays behind.
+        """
+        with self._lock:
+            if self._placement is None:
+                unified = self.spec.unified if use_unified_pg is None else use_unified_pg
+                spec = attrs.evolve(self.spec, strategy=strategy or self.spec.strategy, unified=unified)
+                self._placement = placement.place(spec, on_progress=self._on_progress)
+                self.spec = spec
+                for warning in self._placement.layout.warnings:
+                    logger.warning("%s", warning)
+            return list(self._placement.groups)
+
+    @property
+    def layout(self) -> Layout:
+        """Every bundle with its physical node; places first if that has not happened."""
+        self._init_placement_groups()
+        assert self._placement is not None
+        return self._placement.layout
+
+    def get_placement_groups(self) -> list[PlacementGroup]:
+        """The placement groups without the empty ones; places first if that has not happened."""
+        return [group for group in self._init_placement_groups() if not group.is_empty]
+
+    def bundle_address(self, bundle: PlacedBundle) -> tuple[PlacementGroup, int]:
+        """Ray's name of a planned bundle: its placement group, and its index in that group."""
+        groups = self._init_placement_groups()
+        if self.spec.unified:
+            return groups[0], sum(self.spec.bundle_counts[: bundle.node_idx]) + bundle.bundle_idx
+        return groups[bundle.node_idx], bundle.bundle_idx
+
+    def world_size(self) -> int:
+        """Bundles in all."""
+        return self.spec.world_size
+
+    def node_count(self) -> int:
+        """Logical nodes that have bundles."""
+        return sum(1 for count in self.spec.bundle_counts if count > 0)
+
+    def get_master_address_and_port(self) -> tuple[str, int]:
+        """Address of the first bundle's node and a port there, another one at each call, kept for its server until ``shutdown()``.
+
+        A worker group does not need this: its rank 0 leases the port in its own process.
+
+        Raises:
+            PortError: No port of the range is free on that node.
+        """
+        first = self.layout.bundles[0]
+        with self._lock:
+            if self._port_keeper is None:
+                group, index = self.bundle_address(first)
+                self._port_keeper = (
+                    ray.remote(_PortKeeper).options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
+                )
+            keeper = self._port_keeper
+        address, port = ray.get(keeper.lease.remote(self.spec.master_port_range_low, self.spec.master_port_range_high))
+        return str(address), int(port)
+
+    # --- who uses which bundle ---
+
+    def claim(self, bundles: Sequence[PlacedBundle]) -> None:
+        """Note one more worker on each of these bundles.
+
+        Raises:
+            ConfigError: A bundle already has ``max_colocated_worker_groups`` workers (Ray would let the new ones wait for ever).
+        """
+        with self._lock:
+            for bundle in bundles:
+                if self._groups_per_bundle.get(bundle, 0) >= self.max_colocated_worker_groups:
+                    raise ConfigError(
+                        f"cluster.max_colocated_worker_groups: must be at least {self.max_colocated_worker_groups + 1} for one more worker "
+                        f"on bundle {bundle.bundle_idx} of logical node {bundle.node_idx}, got {self.max_colocated_worker_groups}. "
+                        "Fix: raise it, or shut down the other worker group first"
+                    )
+            for bundle in bundles:
+                self._groups_per_bundle[bundle] = self._groups_per_bundle.get(bundle, 0) + 1
+
+    def unclaim(self, bundles: Sequence[PlacedBundle]) -> None:
+        """The opposite of :meth:`claim`."""
+        with self._lock:
+            for bundle in bundles:
+                self._groups_per_bundle[bundle] = max(0, self._groups_per_bundle.get(bundle, 0) - 1)
+
+    def check_nodes_alive(self) -> None:
+        """Ask Ray whether every node of the layout is still there.
+
+        Raises:
+            WorkerLostError: A node is gone; says which logical nodes lay on it.
+        """
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        gone = {bundle.node_id for bundle in self.layout.bundles} - alive
+        if gone:
+            addresses = sorted(node.address for node in self.layout.nodes if node.node_id in gone)
+            logical = sorted({bundle.node_idx for bundle in self.layout.bundles if bundle.node_id in gone})
+            raise WorkerLostError(
+                f"cluster: the node {', '.join(addresses)} is gone, and with it logical node {', '.join(map(str, logical))}. "
+                "Fix: build the cluster again once the node is back or replaced",
+                ranks=(),
+                node_idx=logical,
+                node=addresses,
+            )
+
+    # --- the end ---
+
+    def shutdown(self) -> bool:
+        """Remove all placement groups, and with them every worker. Idempotent; True when nothing is left."""
+        with self._lock:
+            held, self._placement, self._port_keeper = self._placement, None, None
+            self._groups_per_bundle.clear()
+            if held is not None:
+                placement.remove(held.groups)
+        return True
+
+    def __enter__(self) -> RayVirtualCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    def __del__(self) -> None:
+        # Python may be half gone, or Ray: groups are never detached, so what can't be removed here ends with the driver
+        try:
+            if getattr(self, "_placement", None) is not None and not sys.is_finalizing():
+                self.shutdown()
+        except (RlClusterError, AttributeError, TypeError, ImportError, RuntimeError):
+            return
+
+    # --- pictures (NeMo-RL's names) ---
+
+    def _create_visualization_grid(self, worker_groups: Any = None, is_global_view: bool = False) -> dict[str, Any]:
+        """Data of a drawing: one entry for each logical node and bundle, with the workers on it."""
+        return drawing.create_visualization_grid(self.spec.bundle_counts, worker_groups, is_global_view)
+
+    def _get_worker_cells(self, node_idx: int, gpu_idx: int, worker_groups: Any, cell_width: int, is_global_view: bool) -> list[str]:
+        """The text lines of one cell."""
+        return drawing.get_worker_cells(node_idx, gpu_idx, worker_groups, cell_width, is_global_view)
+
+    def _print_visualization(self, grid_data: dict[str, Any]) -> None:
+        """Print what :meth:`_create_visualization_grid` made."""
+        drawing.print_visualization(grid_data)
+
+    def _print_legend(self, grid_data: dict[str, Any]) -> None:
+        """Print which colour or letter is which group."""
+        drawing.print_legend(grid_data)
+
+    def print_cluster_grid(self, worker_group: Any = None) -> None:
+        """Print the cluster, with the workers of one group."""
+        self._print_visualization(self._create_visualization_grid(worker_group, is_global_view=False))
+
+    def print_all_worker_groups(self, worker_groups: Any = None) -> None:
+        """Print the cluster with the workers of several groups, colocated ones in one cell."""
+        self._print_visualization(self._create_visualization_grid(worker_groups, is_global_view=True))

@@ -1,0 +1,365 @@
+"""RayWorkerGroup: the workers that run one class, ranked, on the bundles of one cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+from attrs import frozen
+from ray.actor import ActorClass, ActorHandle
+
+from rl_cluster import worker_setup
+from rl_cluster.bring_up import Progress, Seat, bring_up, cause_text, end
+from rl_cluster.errors import BindingError, ConfigError, WorkerError, WorkerLostError
+from rl_cluster.numa.callback import Binding
+from rl_cluster.plan import PlacedBundle
+from rl_cluster.records import WorkerRecord
+from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
+from rl_cluster.virtual_cluster import RayVirtualCluster
+from rl_cluster.worker_boot import worker_class
+
+PerWorker = Sequence[Mapping[str, Any]] | Callable[[WorkerRecord], Mapping[str, Any]]
+CHECK_EVERY_S = 2.0
+
+
+@frozen
+class RayWorkerBuilder:
+    """A class and the arguments of its ``__init__``, as NeMo-RL's recipes hand them over."""
+
+    ray_actor_class_fqn: str | type
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __init__(self, ray_actor_class_fqn: str | type, /, *args: Any, **kwargs: Any) -> None:
+        self.__attrs_init__(ray_actor_class_fqn, args, kwargs)  # type: ignore[attr-defined]
+
+
+def import_target(target: str | type) -> tuple[type, dict[str, Any]]:
+    """The class that an import path means, and the options its ``@ray.remote(...)`` decorator carried.
+
+    Args:
+        target: ``pkg.module.Class``, a class, or a class that ``ray.remote`` has decorated.
+
+    Raises:
+        ConfigError: There is no such module or class, or it is not a class.
+    """
+    found: Any = target
+    if isinstance(target, str):
+        module_name, _, class_name = target.rpartition(".")
+        if not module_name:
+            raise ConfigError(f"worker.target: must be an import path like pkg.module.Class, got {target!r}. Fix: name the module too")
+        try:
+            found = getattr(importlib.import_module(module_name), class_name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"worker.target: no module named {error.name!r}, got {target!r}. Fix: install it, or add its folder to PYTHONPATH"
+            ) from None
+        except AttributeError:
+            raise ConfigError(
+                f"worker.target: module {module_name!r} has no {class_name!r}, got {target!r}. Fix: correct the name"
+            ) from None
+        except Exception as error:
+            raise ConfigError(
+                f"worker.target: importing {module_name!r} failed with {type(error).__name__}: {error}. Fix: see the log for its traceback"
+            ) from error
+    options: dict[str, Any] = {}
+    if isinstance(found, ActorClass):
+        options = dict(found._default_options)
+        found = found.__ray_metadata__.modified_class.__ray_actor_class__
+    if not isinstance(found, type):
+        raise ConfigError(f"worker.target: must be a class, got {found!r}. Fix: name a class")
+    return found, options
+
+
+class RayWorkerGroup:
+    """Workers of one class on the bundles of a cluster, one process each, with ranks 0..world_size-1.
+
+    The handles in ``workers`` are real Ray actor handles of the user's class. Rank variables (RANK, LOCAL_RANK, WORLD_SIZE,
+    LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT) are in the environment when ``__init__`` runs; the NUMA binding and all
+    other variables are in force before the module of the class is imported.
+
+    Args:
+        cluster: Where the workers sit.
+        remote_worker_builder: The class, its import path, a class decorated by ``ray.remote``, or a :class:`RayWorkerBuilder`.
+        workers_per_node: Workers on each non-empty logical node (or a list of them); default: one per bundle.
+        name_prefix: Of the workers' names, and the group's name in pictures.
+        bundle_indices_list: Explicit ``(index of the placement group, [bundle indices])`` pairs; ranks then follow this list.
+        args: Positional arguments of ``__init__``, the same for all.
+        kwargs: Keyword arguments of ``__init__``, the same for all.
+        per_worker_kwargs: More of them for each worker: a list by rank, or a callable that gets the worker's record.
+        env: What of the driver's environment the workers see.
+        numa: What each worker binds itself to; None leaves it alone.
+        python: Which Python runs in the workers.
+        options: More options of the Ray actors (``max_concurrency``, ``concurrency_groups``, ...).
+        start_timeout_s: For the whole start.
+        on_progress: Gets (workers up, workers in all).
+
+    Raises:
+        ConfigError: A value breaks a rule.
+        WorkerStartError: A worker failed in its start; says which one, where and why. The others have been ended.
+        BindingError: ``numa.strict`` is set and a worker is not wholly bound. All have been ended.
+    """
+
+    def __init__(
+        self,
+        cluster: RayVirtualCluster,
+        remote_worker_builder: str | type | RayWorkerBuilder,
+        workers_per_node: int | Sequence[int] | None = None,
+        name_prefix: str = "worker",
+        bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None = None,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        per_worker_kwargs: PerWorker | None = None,
+        env: EnvSpec | None = None,
+        numa: NumaSpec | None = None,
+        python: PythonSpec | None = None,
+        options: Mapping[str, Any] | None = None,
+        start_timeout_s: float = 300.0,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self.cluster, self.name_prefix = cluster, name_prefix
+        self._actors: tuple[ActorHandle, ...] = ()
+        self._bundles: list[PlacedBundle] = []
+        if isinstance(remote_worker_builder, RayWorkerBuilder):
+            args, kwargs = (*remote_worker_builder.args, *args), {**remote_worker_builder.kwargs, **(kwargs or {})}
+            remote_worker_builder = remote_worker_builder.ray_actor_class_fqn
+        user_class, default_options = import_target(remote_worker_builder)
+        bundles = _choose_bundles(cluster, workers_per_node, bundle_indices_list)
+        if isinstance(per_worker_kwargs, Sequence) and len(per_worker_kwargs) != len(bundles):
+            raise ConfigError(
+                f"per_worker_kwargs: must have {len(bundles)} entries, one per worker, got {len(per_worker_kwargs)}. Fix: add or remove"
+            )
+
+        def init_arguments(record: WorkerRecord) -> tuple[Sequence[Any], Mapping[str, Any]]:
+            own = per_worker_kwargs(record) if callable(per_worker_kwargs) else per_worker_kwargs[record.rank] if per_worker_kwargs else {}
+            return args, {**(kwargs or {}), **own}
+
+        cluster.claim(bundles)
+        self._bundles = bundles
+        try:
+            share = _share(cluster)
+            environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
+            pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
+            binder = Binding(numa) if numa is not None and numa.enabled else None
+            actor = ray.remote(worker_class(user_class, env=environment.late, binder=binder))
+            seats = []
+            for bundle in bundles:
+                group, index = cluster.bundle_address(bundle)
+                runtime_env = worker_setup.runtime_env(pythons[bundle.node_id], environment)
+                mine = {**default_options, **share, **(options or {}), **({"runtime_env": runtime_env} if runtime_env else {})}
+                seats.append(Seat(bundle, group, index, f"{name_prefix}-{bundle.node_idx}-{bundle.bundle_idx}", mine))
+            up = bring_up(
+                actor,
+                seats,
+                cluster.layout,
+                init_arguments=init_arguments,
+                port_range=(cluster.spec.master_port_range_low, cluster.spec.master_port_range_high),
+                keep_order=bundle_indices_list is not None,
+                timeout_s=start_timeout_s,
+                on_progress=on_progress,
+            )
+            self._actors, self.records = up.actors, up.records
+            self.master_address, self.master_port = up.master_address, up.master_port
+            if numa is not None and numa.strict:
+                self._check_bound()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # --- what it is ---
+
+    @property
+    def workers(self) -> list[ActorHandle]:
+        """Actor handles by rank."""
+        return list(self._actors)
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return len(self._actors)
+
+    @property
+    def worker_metadata(self) -> list[dict[str, Any]]:
+        """One dict per rank: node_idx, local_rank, global_rank, bundle_idx, node_id, address, gpu_ids, pid, name."""
+        names = ("node_idx", "local_rank", "bundle_idx", "node_rank", "node_id", "address", "gpu_ids", "pid", "name")
+        return [{"global_rank": record.rank, **{name: getattr(record, name) for name in names}} for record in self.records]
+
+    # --- calls ---
+
+    def run_all(
+        self, method: str, /, *args: Any, per_worker: PerWorker | None = None, timeout_s: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method on every worker and wait for all results.
+
+        Args:
+            method: Name of a method of the user's class.
+            args: For every worker.
+            per_worker: More keyword arguments for each: a list by rank, or a callable that gets the worker's record.
+            timeout_s: None waits as long as it takes (a lost worker or node ends the wait all the same).
+            kwargs: For every worker.
+
+        Returns:
+            Results by rank.
+
+        Raises:
+            WorkerError: A worker raised. The first one ends the wait (the others may wait for it); its exception is ``__cause__``.
+            WorkerLostError: A worker's process or node is gone.
+            TimeoutError: Not all answered in time.
+        """
+        refs = []
+        for record in self.records:
+            own = per_worker(record) if callable(per_worker) else per_worker[record.rank] if per_worker else {}
+            refs.append(self._method(record.rank, method).remote(*args, **{**kwargs, **own}))
+        return self._wait({ref: rank for rank, ref in enumerate(refs)}, method, timeout_s)
+
+    def run_rank(self, rank: int, method: str, /, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method on one worker and wait; errors as in :meth:`run_all`."""
+        return self._wait({self._method(rank, method).remote(*args, **kwargs): rank}, method, timeout_s)[0]
+
+    def verify_bindings(self) -> list[Any]:
+        """Look again, in every worker, at what the kernel holds now. One report per rank (None where nothing was to be bound)."""
+        return self.run_all("_rl_cluster_verify")
+
+    def _method(self, rank: int, method: str) -> Any:
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank: must be between 0 and {self.world_size - 1}, got {rank}. Fix: name a rank of this group")
+        found = getattr(self._actors[rank], method, None)
+        if found is None:
+            raise ConfigError(f"worker.method: the class has no method {method!r}. Fix: name one of its public methods")
+        return found
+
+    def _wait(self, ranks: Mapping[Any, int], method: str, timeout_s: float | None) -> list[Any]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        waiting = list(ranks)
+        while waiting:
+            left = CHECK_EVERY_S if deadline is None else min(CHECK_EVERY_S, deadline - time.monotonic())
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, left))
+            for ref in ready:
+                results[ranks[ref]] = self._result(ref, ranks[ref], method)
+            if not ready:
+                self._check_alive()
+                if deadline is not None and time.monotonic() >= deadline:
+                    late = sorted(ranks[ref] for ref in waiting)
+                    raise TimeoutError(
+                        f"{self.name_prefix}.{method}: no answer from rank {', '.join(map(str, late))} within {timeout_s:g} s"
+                    )
+        return [results[rank] for rank in sorted(results)]
+
+    def _result(self, ref: Any, rank: int, method: str) -> Any:
+        record = self.records[rank]
+        try:
+            return ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            raise WorkerError(
+                f"{self.name_prefix}.{method}: rank {rank} on {record.address} raised {cause_text(error)}",
+                rank=rank,
+                node=record.address,
+                cause_text=cause_text(error),
+            ) from error
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnavailableError) as error:
+            self._check_alive()
+            raise WorkerLostError(
+                f"{self.name_prefix}: the worker of rank {rank} on {record.address} (logical node {record.node_idx}, pid {record.pid}) "
+                f"is gone: {cause_text(error)}. Fix: see its log; build the group again",
+                ranks=(rank,),
+                node_idx=[record.node_idx],
+                node=[record.address],
+            ) from error
+
+    def _check_alive(self) -> None:
+        try:
+            self.cluster.check_nodes_alive()
+        except WorkerLostError as lost:
+            ranks = tuple(record.rank for record in self.records if record.node_idx in lost.node_idx and record.address in lost.node)
+            raise WorkerLostError(f"{lost.message} (ranks {', '.join(map(str, ranks))})", **{**lost.facts, "ranks": ranks}) from None
+
+    def _check_bound(self) -> None:
+        from rl_cluster.numa.bind import raise_if_not_bound
+
+        for record in self.records:
+            if record.binding is None:
+                raise BindingError(f"numa.strict: rank {record.rank} on {record.address} sent no binding report", rank=record.rank)
+            raise_if_not_bound(record.binding, rank=record.rank, node=record.address)
+
+    # --- the end ---
+
+    def shutdown(self, *, cleanup_method: str | None = None, timeout_s: float = 30.0) -> bool:
+        """End all workers. Idempotent.
+
+        Args:
+            cleanup_method: Called on every worker first (what it raises is not in the way of the end).
+            timeout_s: How long the cleanup may take, seconds.
+        """
+        actors, self._actors = self._actors, ()
+        if cleanup_method is not None and ray.is_initialized() and actors:
+            with contextlib.suppress(Exception):
+                ray.wait([getattr(actor, cleanup_method).remote() for actor in actors], num_returns=len(actors), timeout=timeout_s)
+        end(actors)
+        bundles, self._bundles = self._bundles, []
+        self.cluster.unclaim(bundles)
+        return True
+
+    def __enter__(self) -> RayWorkerGroup:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+
+def _share(cluster: RayVirtualCluster) -> dict[str, Any]:
+    """What one worker takes of its bundle, as options of a Ray actor: everything, or 1/max of it where groups share bundles."""
+    parts = {name: amount / cluster.max_colocated_worker_groups for name, amount in cluster.spec.bundle_resources.items()}
+    share: dict[str, Any] = {"num_cpus": parts.pop("CPU", 0), "num_gpus": parts.pop("GPU", 0)}
+    return {**share, "resources": parts} if parts else share
+
+
+def _choose_bundles(
+    cluster: RayVirtualCluster,
+    workers_per_node: int | Sequence[int] | None,
+    bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None,
+) -> list[PlacedBundle]:
+    bundles = list(cluster.layout.bundles)
+    by_node: dict[int, list[PlacedBundle]] = {}
+    for bundle in bundles:
+        by_node.setdefault(bundle.node_idx, []).append(bundle)
+    nodes = [by_node[node_idx] for node_idx in sorted(by_node)]
+    if bundle_indices_list is not None:
+        groups = [bundles] if cluster.spec.unified else nodes
+        return list(_listed(groups, bundle_indices_list))
+    if workers_per_node is None:
+        return bundles
+    counts = [workers_per_node] * len(nodes) if isinstance(workers_per_node, int) else list(workers_per_node)
+    if len(counts) != len(nodes):
+        raise ConfigError(
+            f"workers_per_node: must have {len(nodes)} entries, one per logical node with bundles, got {counts}. Fix: add or remove"
+        )
+    for number, (count, node) in enumerate(zip(counts, nodes, strict=True)):
+        if not 0 <= count <= len(node):
+            raise ConfigError(
+                f"workers_per_node[{number}]: must be between 0 and {len(node)} (its bundles), got {count}. Fix: ask for fewer"
+            )
+    return [bundle for count, node in zip(counts, nodes, strict=True) for bundle in node[:count]]
+
+
+def _listed(groups: Sequence[Sequence[PlacedBundle]], wanted: Sequence[tuple[int, Sequence[int]]]) -> Iterator[PlacedBundle]:
+    seen: set[PlacedBundle] = set()
+    for number, (group, indices) in enumerate(wanted):
+        where = f"bundle_indices_list[{number}]"
+        chosen = 0 if len(groups) == 1 else group
+        if not 0 <= chosen < len(groups):
+            raise ConfigError(f"{where}: the placement group must be between 0 and {len(groups) - 1}, got {group}. Fix: correct it")
+        for index in indices:
+            if not 0 <= index < len(groups[chosen]):
+                raise ConfigError(f"{where}: the bundle must be between 0 and {len(groups[chosen]) - 1}, got {index}. Fix: correct it")
+            bundle = groups[chosen][index]
+            if bundle in seen:
+                raise ConfigError(f"{where}: bundle {index} of placement group {group} is listed twice. Fix: list each bundle once")
+            seen.add(bundle)
+            yield bundle
