@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from rl_cluster.numa.commands import run_command
-from rl_cluster.numa.nvml import Nvml
 from rl_cluster.numa.pci import AMD, bus_id_order, normalize_bus_id, snapshot_pci_gpus
 from rl_cluster.numa.report import GpuIdentity
 from rl_cluster.numa.system import read_text
+
+if TYPE_CHECKING:
+    from rl_cluster.numa.nvml import Nvml
 
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+")  # before driver 470 a MIG UUID held its GPU's
 _UUID = re.compile(r"(?:GPU-|MIG-).+", re.IGNORECASE)
@@ -89,6 +91,8 @@ def list_nvml_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
 
 def list_smi_gpus() -> tuple[tuple[Gpu, ...], str]:
     """GPUs that ``nvidia-smi`` lists, and why there are none."""
+    from rl_cluster.numa.commands import run_command  # here: a worker whose affinity file answers needs no subprocess
+
     text, refusal = run_command(["nvidia-smi", "--query-gpu=index,pci.bus_id,uuid,name", "--format=csv,noheader"])
     gpus = []
     for line in (text or "").splitlines():
@@ -101,6 +105,8 @@ def list_smi_gpus() -> tuple[tuple[Gpu, ...], str]:
 
 def smi_parent_index(uuid: str) -> int | None:
     """Index of the GPU under which ``nvidia-smi -L`` lists a GPU or MIG UUID."""
+    from rl_cluster.numa.commands import run_command
+
     text, _ = run_command(["nvidia-smi", "-L"])
     index = None
     for line in (text or "").splitlines():

@@ -6,15 +6,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from rl_cluster.numa import affinity_file, gpus, pci
-from rl_cluster.numa.commands import run_command
 from rl_cluster.numa.gpus import Gpu, Unidentified
-from rl_cluster.numa.nvml import Nvml, NvmlGpu
 from rl_cluster.numa.system import NumaSystem, snapshot_system
 from rl_cluster.numa.topo import parse_topo
+
+if TYPE_CHECKING:
+    from rl_cluster.numa.nvml import Nvml, NvmlGpu
 
 
 @frozen
@@ -60,6 +62,8 @@ class Machine:
     @cached_property
     def nvml(self) -> Nvml:
         """NVML."""
+        from rl_cluster.numa.nvml import Nvml  # here: a worker whose affinity file or sysfs answers needs none
+
         return Nvml()
 
     @cached_property
@@ -84,6 +88,8 @@ class Machine:
     @cached_property
     def topo(self) -> tuple[Mapping[int, int | None], str]:
         """nvidia-smi's table, GPU index -> node, and why there is none."""
+        from rl_cluster.numa.commands import run_command
+
         text, refusal = run_command(["nvidia-smi", "topo", "-m"])
         return ({} if text is None else parse_topo(text, cpu_nodes=self.system.cpu_nodes() or None)), refusal
 
