@@ -43,11 +43,12 @@ def pack(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str) -> P
     """
     items = [index for index, size in enumerate(sizes) if size]
     wanted = [sizes[index] for index in items]
-    found = _pack(wanted, list(capacities), strategy)
+    most = sum(wanted)
+    found = _pack(wanted, [min(capacity, most) for capacity in capacities], strategy)
     if found.places is None:
         return found
     places: Places = [()] * len(sizes)
-    for index, place in zip(items, found.places):
+    for index, place in zip(items, found.places, strict=True):
         places[index] = place
     return Packing(places, found.proven)
 
@@ -73,6 +74,20 @@ def _pack(sizes: list[int], capacities: list[int], strategy: str) -> Packing:
     if exact is not None:
         return Packing(exact.places, True)
     return Packing(*packing_greedy.search(sizes, capacities, strategy=strategy))
+
+
+def packing_cost(places: Sequence[Sequence[int]], *, strategy: str) -> tuple[int, int, int]:
+    """The cost of a layout, see the head of this module; parts that a strategy does not count are 0."""
+    pieces = [set(place) for place in places]
+    users = Counter(position for parts in pieces for position in parts)
+    split = sum(len(parts) > 1 for parts in pieces)
+    if strategy == "STRICT_PACK":
+        return len(users), 0, 0
+    if strategy == "PACK":
+        return split, sum(users.values()), len(users)
+    if strategy == "SPREAD":
+        return split, sum(count * (count - 1) // 2 for count in users.values()), sum(users.values())
+    return 0, 0, 0
 
 
 def match_distinct(sizes: Sequence[int], capacities: Sequence[int]) -> Places | None:

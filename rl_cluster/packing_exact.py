@@ -1,13 +1,18 @@
-"""Least cost by exhaustive search with a memory, for small inputs: up to a fixed number of steps, so that the answer never depends on a clock."""
+"""Least cost by exhaustive search with a memory, for small inputs.
+
+It stops after a fixed number of steps, so that an answer never depends on how fast the machine is.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
 MAX_ITEMS = 24
-MAX_STEPS = 60_000
+MAX_BINS = 200
+MAX_STEPS = 100_000
 
 Cost = tuple[int, ...]
 Bins = tuple[tuple[int, int], ...]  # (room left, items on it) of each bin
@@ -35,10 +40,23 @@ def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str) ->
     """
     if len(sizes) > MAX_ITEMS:
         return None
+    # Of bins with equal room no more than these can be used, and the earliest ones are preferred: thousands come down to few.
+    most = len(sizes) if strategy == "STRICT_PACK" else sum(sizes)
+    counts: Counter[int] = Counter()
+    kept = []
+    for position, capacity in enumerate(capacities):
+        if capacity and counts[capacity] < most:
+            counts[capacity] += 1
+            kept.append(position)
+    if len(kept) > MAX_BINS:
+        return None
     try:
-        return _Search(strategy).run(list(sizes), list(capacities))
+        found = _Search(strategy).run(list(sizes), [capacities[position] for position in kept])
     except _OutOfStepsError:
         return None
+    if found.places is None:
+        return found
+    return Found([tuple(kept[bin_] for bin_ in place) for place in found.places])
 
 
 class _Search:
@@ -55,16 +73,13 @@ class _Search:
         places = []
         for index, size in enumerate(sizes):
             rest = _sorted(sizes[index + 1 :])
-            options = sorted((_positions(option), option) for option in self.options(size, bins))
-            for positions, option in options:
+            for positions, option in sorted((_positions(option), option) for option in self.options(size, bins)):
                 cost, after = self.apply(option, bins)
                 onward = self.least(rest, _canonical(after))
                 if onward is not None and _add(cost, onward) == least:
+                    bins, least = after, onward
+                    places.append(positions)
                     break
-            else:
-                raise AssertionError("the least cost has a layout")
-            bins, least = after, onward
-            places.append(positions)
         return Found(places)
 
     def least(self, sizes: tuple[int, ...], bins: Bins) -> Cost | None:
@@ -79,9 +94,7 @@ class _Search:
             for option in self.options(sizes[0], bins):
                 if best is not None and len(option) > 1 and self.strategy != "STRICT_PACK" and best[0] == 0:
                     break  # whole options come first, and a split costs more than all else
-                self.steps += 1
-                if self.steps > MAX_STEPS:
-                    raise _OutOfStepsError
+                self.count(len(bins) // 8)
                 cost, after = self.apply(option, bins)
                 onward = self.least(sizes[1:], _canonical(after))
                 if onward is not None and (best is None or _add(cost, onward) < best):
@@ -115,7 +128,13 @@ class _Search:
         if self.strategy != "STRICT_PACK":
             yield from self.splits(size, bins, 0, {}, ())
 
+    def count(self, bins: int) -> None:
+        self.steps += 1 + bins
+        if self.steps > MAX_STEPS:
+            raise _OutOfStepsError
+
     def splits(self, left: int, bins: Bins, start: int, most: dict[tuple[int, int], int], chosen: Option) -> Iterator[Option]:
+        self.count(0)
         if not left:
             if len(chosen) > 1:
                 yield chosen
@@ -125,9 +144,6 @@ class _Search:
         kind = bins[start]
         limit = min(left, kind[0], most.get(kind, left))
         for bundles in range(limit, -1, -1):
-            self.steps += 1
-            if self.steps > MAX_STEPS:
-                raise _OutOfStepsError
             onward = (*chosen, (start, bundles)) if bundles else chosen
             yield from self.splits(left - bundles, bins, start + 1, {**most, kind: bundles}, onward)
 

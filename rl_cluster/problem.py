@@ -73,20 +73,20 @@ def state_problem(spec: ClusterSpec, inventory: Inventory) -> Problem:
             raise ConfigError(f"cluster.segment_size: must be at least 1, got {spec.segment_size}")
         domains = tuple(gpu_domain(node) for node in nodes)
         if nodes and not any(
-            domain for domain, reason in zip(domains, unusable) if reason is None or reason[0] not in ("dead", "draining")
+            domain for domain, reason in zip(domains, unusable, strict=True) if reason is None or reason[0] not in ("dead", "draining")
         ):
             raise ConfigError(
-                f"cluster.segment_size: needs nodes that belong to an NVLink domain, got {spec.segment_size} and {len(nodes)} nodes without one. "
+                f"cluster.segment_size: needs nodes in an NVLink domain, got {spec.segment_size} and {len(nodes)} nodes without one. "
                 f"Fix: start each node's Ray with a label {DOMAIN_LABEL}=<domain>, or unset cluster.segment_size"
             )
         no_domain = ("domain", f"belongs to no NVLink domain (label {DOMAIN_LABEL})")
-        unusable = [reason or (None if domain else no_domain) for reason, domain in zip(unusable, domains)]
+        unusable = [reason or (None if domain else no_domain) for reason, domain in zip(unusable, domains, strict=True)]
     sizes = tuple(spec.bundle_counts)
     each = spec.bundle_resources
     most = max(1, sum(sizes))
 
     def capacities(amounts: Sequence[Mapping[str, float]]) -> tuple[int, ...]:
-        return tuple(0 if reason else bundle_capacity(amount, each, most=most) for amount, reason in zip(amounts, unusable))
+        return tuple(0 if reason else bundle_capacity(amount, each, most=most) for amount, reason in zip(amounts, unusable, strict=True))
 
     return Problem(
         spec=spec,

@@ -1,19 +1,22 @@
-"""Segments: runs of k logical nodes that lie wholly in one NVLink domain."""
+"""Segments: runs of k logical nodes that lie wholly in one NVLink domain.
+
+Least cost first, as in `rl_cluster.packing` (domains share no bin, so costs add up); then the domains that are left with the fewest
+nodes beside whole segments take as many segments as they can; then topology order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import product
 
-from rl_cluster.packing import Packing, Places, pack
+from rl_cluster.packing import Packing, Places, pack, packing_cost
 
+MAX_STEPS = 3_000  # of the exhaustive search: tries of one set of segments in one domain
+MAX_ITEMS = 24
 
-def domain_members(capacities: Sequence[int], domains: Sequence[str | None], *, segment_size: int) -> list[list[int]]:
-    """The positions of each domain's usable bins; the domains that are left with the fewest bins beside whole segments come first."""
-    members: dict[str, list[int]] = {}
-    for position, (capacity, domain) in enumerate(zip(capacities, domains)):
-        if domain and capacity:
-            members.setdefault(domain, []).append(position)
-    return sorted(members.values(), key=lambda positions: (len(positions) % segment_size, positions[0]))
+Shape = tuple[int, ...]  # the sizes of a segment, largest first
+Cost = tuple[int, int, int]
 
 
 def pack_segments(
@@ -29,60 +32,184 @@ def pack_segments(
         strategy: As in `rl_cluster.packing.pack`.
     """
     segments = [list(range(start, min(start + segment_size, len(sizes)))) for start in range(0, len(sizes), segment_size)]
-    members = domain_members(capacities, domains, segment_size=segment_size)
-    levels = {"SPREAD": ["STRICT_SPREAD", "STRICT_PACK", "SPREAD"], "PACK": ["STRICT_PACK", "PACK"]}.get(strategy, [strategy])
-    for level in levels:
-        chosen = _assign(segments, sizes, capacities, members, level)
-        if chosen is None:
-            continue
-        places: Places = [()] * len(sizes)
-        for positions, indices in sorted(chosen):
-            part = pack([sizes[index] for index in indices], [capacities[position] for position in positions], strategy=strategy)
-            assert part.places is not None
-            for index, place in zip(indices, part.places):
+    segments = [segment for segment in segments if any(sizes[index] for index in segment)]
+    if not segments:
+        return Packing([()] * len(sizes), True)
+    smallest = min(size for size in sizes if size)
+    members = domain_members(capacities, domains, segment_size=segment_size, smallest=smallest)
+    task = _Task(sizes, capacities, segments, members, strategy)
+    try:
+        counts, proven = task.exact(), True
+    except _OutOfStepsError:
+        counts, proven = task.greedy(), False
+        if counts is None:
+            return Packing(None, len({task.shapes[index] for index in range(len(segments) - 1)}) <= 1 and not task.guessed)
+    return Packing(None, True) if counts is None else Packing(task.place(counts), proven)
+
+
+def domain_members(capacities: Sequence[int], domains: Sequence[str | None], *, segment_size: int, smallest: int) -> list[list[int]]:
+    """The positions of each domain's bins with room, the least fragmenting domains first.
+
+    That is: those with the fewest bins (of room for the smallest logical node) beside whole segments; then topology order.
+    """
+    members: dict[str, list[int]] = {}
+    for position, (capacity, domain) in enumerate(zip(capacities, domains, strict=True)):
+        if domain and capacity:
+            members.setdefault(domain, []).append(position)
+
+    def key(positions: list[int]) -> tuple[int, int]:
+        return sum(capacities[position] >= smallest for position in positions) % segment_size, positions[0]
+
+    return sorted(members.values(), key=key)
+
+
+class _OutOfStepsError(Exception):
+    pass
+
+
+class _Task:
+    """Which domain takes which segments: each answer is, per domain, how many segments of each shape."""
+
+    def __init__(
+        self, sizes: Sequence[int], capacities: Sequence[int], segments: Sequence[list[int]], members: Sequence[list[int]], strategy: str
+    ) -> None:
+        self.sizes = sizes
+        self.segments = segments
+        self.members = members
+        self.capacities = capacities
+        self.rooms = [[capacities[position] for position in positions] for positions in members]
+        self.strategy = strategy
+        self.shapes: list[Shape] = [tuple(sorted((sizes[index] for index in segment), reverse=True)) for segment in segments]
+        self.kinds: list[Shape] = list(dict.fromkeys(self.shapes))
+        self.wanted = tuple(Counter(self.shapes)[kind] for kind in self.kinds)
+        self.steps = 0
+        self.guessed = False  # a "does not fit" of a domain was not proven
+        self.costs: dict[tuple[tuple[int, ...], tuple[int, ...]], Cost | None] = {}
+        self.known: dict[tuple[int, tuple[int, ...]], tuple[Cost, tuple[int, ...]] | None] = {}
+
+    def items(self, counts: Sequence[int]) -> list[int]:
+        return [size for kind, count in zip(self.kinds, counts, strict=True) for _ in range(count) for size in kind]
+
+    def fits(self, domain: int, counts: Sequence[int], strategy: str) -> bool:
+        packing = pack(self.items(counts), self.rooms[domain], strategy=strategy)
+        self.guessed |= packing.places is None and not packing.proven
+        return packing.places is not None
+
+    # --- small: every assignment ---
+    def exact(self) -> list[tuple[int, ...]] | None:
+        if len(self.sizes) > MAX_ITEMS:
+            raise _OutOfStepsError
+        answer = []
+        left = self.wanted
+        for domain in range(len(self.members)):
+            found = self.least(domain, left)
+            if found is None:
+                return None
+            answer.append(found[1])
+            left = tuple(have - taken for have, taken in zip(left, found[1], strict=True))
+        return None if any(left) else answer
+
+    def least(self, domain: int, left: tuple[int, ...]) -> tuple[Cost, tuple[int, ...]] | None:
+        """The least cost of placing what is left into this and the later domains, and what this domain takes then."""
+        if domain == len(self.members):
+            return None if any(left) else ((0, 0, 0), ())
+        key = domain, left
+        if key not in self.known:
+            best: tuple[Cost, tuple[int, ...]] | None = None
+            for taken in _most_first(left):
+                onward = self.least(domain + 1, tuple(have - some for have, some in zip(left, taken, strict=True)))
+                cost = self.cost(domain, taken) if onward is not None else None
+                if onward is not None and cost is not None:
+                    total = cost[0] + onward[0][0], cost[1] + onward[0][1], cost[2] + onward[0][2]
+                    if best is None or total < best[0]:
+                        best = total, taken
+            self.known[key] = best
+        return self.known[key]
+
+    def cost(self, domain: int, counts: tuple[int, ...]) -> Cost | None:
+        if not any(counts):
+            return 0, 0, 0
+        key = tuple(self.rooms[domain]), counts
+        if key not in self.costs:
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise _OutOfStepsError
+            packing = pack(self.items(counts), self.rooms[domain], strategy=self.strategy)
+            if not packing.proven:
+                raise _OutOfStepsError
+            self.costs[key] = None if packing.places is None else packing_cost(packing.places, strategy=self.strategy)
+        return self.costs[key]
+
+    # --- large: one domain after the other, the hardest wish first ---
+    def greedy(self) -> list[tuple[int, ...]] | None:
+        wishes = {"SPREAD": ["STRICT_SPREAD", "STRICT_PACK", "SPREAD"], "PACK": ["STRICT_PACK", "PACK"]}
+        for wish in wishes.get(self.strategy, [self.strategy]):
+            found = self.fill(wish)
+            if found is not None:
+                return found
+        return None
+
+    def fill(self, wish: str) -> list[tuple[int, ...]] | None:
+        """Each domain in turn takes as many of the next segments as it can."""
+        answer = [[0] * len(self.kinds) for _ in self.members]
+        left = list(self.wanted)
+        for kind in sorted(range(len(self.kinds)), key=lambda kind: (-sum(self.kinds[kind]), kind)):
+            for domain, counts in enumerate(answer):
+                room = sum(self.rooms[domain]) - sum(self.items(counts))
+                low, high = 0, min(left[kind], room // sum(self.kinds[kind]))
+                middle = high  # the totals are mostly the truth, so they are tried first
+                while low < high:
+                    if self.fits(domain, [*counts[:kind], counts[kind] + middle, *counts[kind + 1 :]], wish):
+                        low = middle
+                    else:
+                        high = middle - 1
+                    middle = (low + high + 1) // 2
+                counts[kind] += low
+                left[kind] -= low
+        return None if any(left) else [tuple(counts) for counts in answer]
+
+    def place(self, answer: Sequence[Sequence[int]]) -> Places:
+        """The bins of every bundle; of segments of one shape the earlier one goes to the earlier domain."""
+        places: Places = [()] * len(self.sizes)
+        queues = {kind: [s for s, shape in zip(self.segments, self.shapes, strict=True) if shape == kind] for kind in self.kinds}
+        given: list[tuple[list[int], list[int]]] = []
+        for positions, counts in sorted(zip(self.members, answer, strict=True), key=lambda pair: pair[0][0]):
+            taken: list[int] = []
+            for kind, count in zip(self.kinds, counts, strict=True):
+                taken += [index for segment in queues[kind][:count] for index in segment]
+                queues[kind] = queues[kind][count:]
+            given.append((positions, sorted(taken)))
+        for positions, indices in given:
+            rooms = [self.capacities[position] for position in positions]
+            packing = pack([self.sizes[index] for index in indices], rooms, strategy=self.strategy)
+            assert packing.places is not None, "the domain was found to have room"
+            for index, place in zip(indices, packing.places, strict=True):
                 places[index] = tuple(positions[bin_] for bin_ in place)
-        return Packing(places, False)
-    return Packing(None, len(set(sizes)) <= 1)
+        return places
 
 
-def _assign(
-    segments: Sequence[list[int]], sizes: Sequence[int], capacities: Sequence[int], members: Sequence[list[int]], level: str
-) -> list[tuple[list[int], list[int]]] | None:
-    """Gives each domain in turn as many of the next segments as fit, or None where some remain."""
-    chosen: list[tuple[list[int], list[int]]] = []
-    next_segment = 0
-    for positions in members:
-        rooms = [capacities[position] for position in positions]
-        low, high = 0, len(segments) - next_segment
-        while low < high:
-            middle = (low + high + 1) // 2
-            indices = [index for segment in segments[next_segment : next_segment + middle] for index in segment]
-            if pack([sizes[index] for index in indices], rooms, strategy=level).places is None:
-                high = middle - 1
-            else:
-                low = middle
-        if low:
-            chosen.append((positions, [index for segment in segments[next_segment : next_segment + low] for index in segment]))
-            next_segment += low
-    return chosen if next_segment == len(segments) else None
+def _most_first(left: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every way to take some of what is left: the most segments first, of equals the earlier shapes first."""
+    ways = product(*(range(count, -1, -1) for count in left))
+    return iter(sorted(ways, key=lambda taken: -sum(taken)))
 
 
 def segment_notes(
     places: Sequence[tuple[int, ...]], capacities: Sequence[int], domains: Sequence[str | None], *, segment_size: int
 ) -> list[str]:
-    """What remains over: a last segment that is not full, and the usable bins of the domains in use that got nothing."""
+    """What remains over: a last segment that is not full, and the usable nodes of the domains in use that got nothing."""
     notes = []
     remainder = len(places) % segment_size
     if remainder:
         notes.append(f"cluster.segment_size={segment_size}: the last segment has only {remainder} of {segment_size} logical nodes")
     used = {position for place in places for position in place}
     in_use = {domains[position] for position in used}
-    idle: dict[str, int] = {}
-    for position, (domain, capacity) in enumerate(zip(domains, capacities)):
+    idle: Counter[str] = Counter()
+    for position, (domain, capacity) in enumerate(zip(domains, capacities, strict=True)):
         if domain and domain in in_use and capacity and position not in used:
-            idle[domain] = idle.get(domain, 0) + 1
+            idle[domain] += 1
     if idle:
         names = ", ".join(f"{domain} ({count})" for domain, count in list(idle.items())[:4])
         more = f" and {len(idle) - 4} more" if len(idle) > 4 else ""
-        notes.append(f"cluster.segment_size={segment_size}: usable nodes left over in the domains that are used: {names}{more}")
+        notes.append(f"cluster.segment_size={segment_size}: nodes left over in the domains that are used: {names}{more}")
     return notes

@@ -1,0 +1,140 @@
+"""Hypothesis strategies for inventories and specs, and the planner's truth by exhaustive search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from hypothesis import strategies as st
+
+from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.packing import packing_cost
+from rl_cluster.schema import STRATEGIES, ClusterSpec
+
+Place = tuple[int, ...]
+
+
+def made_up_node(
+    index: int,
+    total: dict[str, float],
+    free: dict[str, float] | None = None,
+    labels: dict[str, str] | None = None,
+    *,
+    is_head: bool = False,
+    state: str = "alive",
+) -> PhysicalNode:
+    """A node with address 10.0.0.<index + 1> and an id that sorts against its index."""
+    return PhysicalNode(
+        node_id=f"{9999 - index:04x}",
+        address=f"10.0.0.{index + 1}",
+        total=total,
+        free=total if free is None else free,
+        labels=labels or {},
+        is_head=is_head,
+        state=state,
+    )
+
+
+def made_up_inventory(*gpus: int, cpus: float = 128) -> Inventory:
+    """One node per number of GPUs, nothing held."""
+    return Inventory(tuple(made_up_node(index, {"GPU": float(count), "CPU": float(cpus)}) for index, count in enumerate(gpus)))
+
+
+def item_places(size: int, rooms: Sequence[int], *, may_split: bool) -> Iterator[Place]:
+    """Every way to lay one item into bins, as the ascending bins of its bundles."""
+    for bin_, room in enumerate(rooms):
+        if size <= room and size:
+            yield (bin_,) * size
+    if not size:
+        yield ()
+    elif may_split:
+        for amounts in product(*(range(min(size, room) + 1) for room in rooms)):
+            if sum(amounts) == size and sum(amount > 0 for amount in amounts) > 1:
+                yield tuple(bin_ for bin_, amount in enumerate(amounts) for _ in range(amount))
+
+
+def every_layout(sizes: Sequence[int], rooms: Sequence[int], strategy: str) -> Iterator[tuple[Place, ...]]:
+    """Every layout that keeps the hard rules of a strategy."""
+    if not sizes:
+        yield ()
+        return
+    for place in item_places(sizes[0], rooms, may_split=strategy in ("PACK", "SPREAD")):
+        left = [room - place.count(bin_) for bin_, room in enumerate(rooms)]
+        if strategy == "STRICT_SPREAD":
+            left = [0 if bin_ in place else room for bin_, room in enumerate(left)]
+        for others in every_layout(sizes[1:], left, strategy):
+            yield place, *others
+
+
+def best_layout(sizes: Sequence[int], rooms: Sequence[int], strategy: str) -> tuple[Place, ...] | None:
+    """The layout that the planner promises: least cost, then the earliest bins, logical node by logical node."""
+    return min(every_layout(sizes, rooms, strategy), key=lambda places: (packing_cost(places, strategy=strategy), places), default=None)
+
+
+def best_segment_cost(
+    sizes: Sequence[int], rooms: Sequence[int], domains: Sequence[str | None], segment_size: int, strategy: str
+) -> tuple[int, int, int] | None:
+    """The least cost where each segment lies in one domain."""
+    segments = [range(start, min(start + segment_size, len(sizes))) for start in range(0, len(sizes), segment_size)]
+    costs = []
+    for choice in product(sorted({domain for domain in domains if domain}), repeat=len(segments)):
+        parts = []
+        for domain in set(choice):
+            mine = [room if domains[bin_] == domain else 0 for bin_, room in enumerate(rooms)]
+            indices = [index for segment, chosen in zip(segments, choice, strict=True) if chosen == domain for index in segment]
+            best = best_layout([sizes[index] for index in indices], mine, strategy)
+            if best is None:
+                break
+            parts.append(packing_cost(best, strategy=strategy))
+        else:
+            costs.append((sum(part[0] for part in parts), sum(part[1] for part in parts), sum(part[2] for part in parts)))
+    return min(costs, default=None)
+
+
+strategies = st.sampled_from(STRATEGIES)
+
+
+@st.composite
+def small_packings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Sizes of up to 12 bundles in all, and up to 6 bins."""
+    sizes: list[int] = []
+    left = 12
+    for _ in range(draw(st.integers(1, 5))):
+        sizes.append(draw(st.integers(0, min(left, 6))))
+        left -= sizes[-1]
+    rooms = draw(st.lists(st.integers(0, 6), min_size=1, max_size=6))
+    return sizes, rooms
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ClusterSpec:
+    """Specs of up to 5 logical nodes with up to 4 bundles each, GPU or CPU only, with or without a custom resource."""
+    return ClusterSpec(
+        bundle_ct_per_node_list=draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)),
+        strategy=draw(strategies),
+        use_gpus=draw(st.booleans()),
+        cpus_per_bundle=draw(st.sampled_from([None, 0.5, 2.0, 0.1])),
+        resources=draw(st.sampled_from([{}, {"nic": 0.25}])),
+        label_selector=draw(st.sampled_from([{}, {"kind": "in(a,b)"}, {"kind": "!a"}])),
+        segment_size=draw(st.sampled_from([None, None, 1, 2])),
+    )
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> Inventory:
+    """Up to 6 nodes, partly held, some of them heads, draining, dead, labelled."""
+    nodes = []
+    for index in range(draw(st.integers(1, 6))):
+        total = {
+            "GPU": float(draw(st.integers(0, 4))),
+            "CPU": float(draw(st.integers(0, 8))),
+            "nic": float(draw(st.integers(0, 2))),
+        }
+        free = {name: float(draw(st.integers(0, int(amount)))) for name, amount in total.items()}
+        labels = {
+            **draw(st.sampled_from([{}, {"kind": "a"}, {"kind": "b"}, {"kind": "c"}])),
+            "ray.io/gpu-domain": draw(st.sampled_from(["x", "y"])),
+        }
+        state = draw(st.sampled_from(["alive", "alive", "alive", "draining", "dead"]))
+        nodes.append(made_up_node(index, total, free, labels, is_head=index == 0 and draw(st.booleans()), state=state))
+    return Inventory(tuple(nodes))
