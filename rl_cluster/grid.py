@@ -104,7 +104,7 @@ def render_grid(picture: Picture, *, width: int | None = None, color: bool = Fal
     per_line = max((node_columns for node_columns in (len(node.cells) for node in picture.nodes)), default=0)
     if width is not None:
         per_line = max(1, min(per_line, (width - margin - 1) // (cell_width + 1)))
-    blocks = [block for head, (node, rows) in zip(heads, tables) for block in _pieces(head, len(node.cells), rows, per_line)]
+    blocks = [block for head, (node, rows) in zip(heads, tables, strict=True) for block in _pieces(head, len(node.cells), rows, per_line)]
 
     lines: list[list[Segment]] = [[(picture.title, "bold")]]
     if picture.simulated:

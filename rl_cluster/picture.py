@@ -1,4 +1,4 @@
-"""The frozen model of a drawing: what the text grid and the SVG draw. Built from a layout, from worker records, or from foreign worker groups."""
+"""The frozen model of a drawing, built from a layout, worker records or foreign worker groups; the text grid and the SVG draw it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from rl_cluster.plan import Layout
+from rl_cluster.layout import Layout
 from rl_cluster.records import WorkerRecord
 
 UNUSED_NAMED = 4  # unused machines that a note names one by one
@@ -184,7 +184,7 @@ def build_group_picture(
     """
     names = group_names(worker_groups)
     cells: dict[tuple[int, int], list[CellWorker]] = {}
-    for name, group in zip(names, worker_groups):
+    for name, group in zip(names, worker_groups, strict=True):
         for rank, metadata in enumerate(group.worker_metadata):
             cells.setdefault((metadata["node_idx"], cell_of(metadata)), []).append(CellWorker(name, rank))
     nodes = tuple(
@@ -196,7 +196,7 @@ def build_group_picture(
         )
         for node_idx, count in enumerate(bundle_counts)
     )
-    groups = tuple(GridGroup(name, group.world_size) for name, group in zip(names, worker_groups))
+    groups = tuple(GridGroup(name, group.world_size) for name, group in zip(names, worker_groups, strict=True))
     total = sum(bundle_counts)
     heading = f"{count_of(len(bundle_counts), 'logical node')}, {count_of(total, 'bundle')}"
     return Picture(title or heading, nodes, groups, simulated=simulated)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import math
 import os
-import re
-import tempfile
-from collections.abc import Mapping, Sequence
+import reprlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, has
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
-from rl_cluster.plan import Layout
+from rl_cluster.layout import Layout
 from rl_cluster.records import WorkerRecord
+from rl_cluster.report_schema import SCHEMA_VERSION, validate_report
 from rl_cluster.schema import RunSpec
 from rl_cluster.table import render_checks, render_table, render_verdict
+from rl_cluster.worker_env import mask_text, mask_value
 
 __all__ = [
     "Check",
@@ -33,12 +36,10 @@ __all__ = [
     "write_report",
 ]
 
-SCHEMA_VERSION = 1
 RESULT_LIMIT = 64 * 1024  # bytes of JSON that one worker's result may take
 REPR_LIMIT = 1000  # characters of the repr of something that JSON can't hold
 DEPTH_LIMIT = 32
-SECRET_NAME = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
-MASK = "***"
+ITEM_LIMIT = 100_000  # of one value, all levels together
 
 
 def build_report(
@@ -119,132 +120,42 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Pat
     if problems:
         raise ValueError("report: breaks its schema: " + "; ".join(problems))
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             json.dump(report, file, indent=2, allow_nan=False)
             file.write("\n")
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's 0600 would hide the report from the user's group
         os.replace(temporary, target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return target
 
 
-NUMBER = (int, float)
-TEXT_OR_NONE = (str, type(None))
-MAP_OR_NONE = (dict, type(None))
-# field -> types; the twin of docs/report.md
-REPORT_FIELDS: dict[str, tuple[type, ...]] = {
-    "schema_version": (int,),
-    "rl_cluster": (str,),
-    "mode": (str,),
-    "simulated": (bool,),
-    "started": (str,),
-    "finished": (str,),
-    "ray": (dict,),
-    "spec": MAP_OR_NONE,
-    "layout": MAP_OR_NONE,
-    "workers": (list,),
-    "checks": (list,),
-    "timings_s": (dict,),
-    "warnings": (list,),
-    "ok": (bool,),
-    "error": MAP_OR_NONE,
-}
-RAY_FIELDS: dict[str, tuple[type, ...]] = {"address": TEXT_OR_NONE, "version": TEXT_OR_NONE, "kind": TEXT_OR_NONE}
-LAYOUT_FIELDS: dict[str, tuple[type, ...]] = {
-    "strategy": (str,),
-    "bundle_counts": (list,),
-    "world_size": (int,),
-    "nodes": (list,),
-    "bundles": (list,),
-}
-NODE_FIELDS: dict[str, tuple[type, ...]] = {"node_id": (str,), "address": (str,), "hostname": (str,), "total": (dict,), "labels": (dict,)}
-BUNDLE_FIELDS: dict[str, tuple[type, ...]] = {"node_idx": (int,), "bundle_idx": (int,), "node_id": (str,), "address": (str,)}
-WORKER_FIELDS: dict[str, tuple[type, ...]] = {
-    "group": (str,),
-    "name": (str,),
-    "rank": (int,),
-    "local_rank": (int,),
-    "local_world_size": (int,),
-    "node_rank": (int,),
-    "node_idx": (int,),
-    "bundle_idx": (int,),
-    "node_id": (str,),
-    "address": (str,),
-    "hostname": (str,),
-    "gpu_ids": (list,),
-    "pid": (int,),
-    "python": (str,),
-    "binding": MAP_OR_NONE,
-}
-CHECK_FIELDS: dict[str, tuple[type, ...]] = {"name": (str,), "ok": (bool,), "detail": (str,)}
-ERROR_FIELDS: dict[str, tuple[type, ...]] = {"type": (str,), "message": (str,)}
-
-
-def validate_report(report: Mapping[str, Any]) -> list[str]:
-    """Says where a report breaks its schema.
-
-    Args:
-        report: What was read from a report.json, or built.
-
-    Returns:
-        One line per problem, ``path: rule, got value``; empty for a good report. Unknown fields are no problem: a later version may add some.
-    """
-    problems = _problems("report", report, REPORT_FIELDS)
-    if problems:
-        return problems
-    if report["schema_version"] != SCHEMA_VERSION:
-        return [f"report.schema_version: must be {SCHEMA_VERSION}, got {report['schema_version']!r}"]
-    if report["mode"] not in ("up", "plan"):
-        problems.append(f"report.mode: must be up or plan, got {report['mode']!r}")
-    for name in ("started", "finished"):
-        if not _is_utc(report[name]):
-            problems.append(f"report.{name}: must be an ISO 8601 time in UTC, got {report[name]!r}")
-    problems += _problems("report.ray", report["ray"], RAY_FIELDS)
-    for name, fields in (("workers", {**WORKER_FIELDS}), ("checks", CHECK_FIELDS)):
-        for index, item in enumerate(report[name]):
-            problems += _problems(f"report.{name}[{index}]", item, fields)
-    for index, worker in enumerate(report["workers"]):
-        if isinstance(worker, Mapping) and "result" not in worker:
-            problems.append(f"report.workers[{index}].result: must be there, got nothing")
-    if report["layout"] is not None:
-        layout = report["layout"]
-        problems += _problems("report.layout", layout, LAYOUT_FIELDS)
-        for name, fields in (("nodes", NODE_FIELDS), ("bundles", BUNDLE_FIELDS)):
-            for index, item in enumerate(layout.get(name) or ()):
-                problems += _problems(f"report.layout.{name}[{index}]", item, fields)
-    for name, seconds in report["timings_s"].items():
-        if isinstance(seconds, bool) or not isinstance(seconds, NUMBER):
-            problems.append(f"report.timings_s.{name}: must be seconds, got {seconds!r}")
-    if report["error"] is not None:
-        problems += _problems("report.error", report["error"], ERROR_FIELDS)
-    if report["ok"] and (
-        report["error"] is not None or not all(check.get("ok") for check in report["checks"] if isinstance(check, Mapping))
-    ):
-        problems.append("report.ok: must be false where there is an error or a broken check, got True")
-    return problems
-
-
 def json_safe(value: Any) -> Any:
-    """The value as JSON can hold it: attrs instances and mappings as dicts, sets and tuples as lists, paths as text, the rest as marked reprs.
+    """The value as JSON can hold it: attrs instances and mappings as dicts, sets and tuples as lists, paths as text, the rest marked.
 
     Args:
         value: Anything.
 
     Returns:
-        Plain values. NaN and infinities, which JSON has not, become ``{"_repr": "nan"}``; so does whatever has no JSON form or is nested
-        more than 32 deep.
+        Plain values. What has no JSON form (NaN and infinities too), is nested more than 32 deep or has more than 100,000 items, becomes
+        ``{"_repr": ..., "_type": ...}``.
     """
-    return _safe(value, 0)
+    try:
+        return _safe(value, 0, itertools.count())
+    except _TooLarge:
+        return _marked(value)
 
 
-def _safe(value: Any, depth: int) -> Any:
-    if value is None or isinstance(value, (bool, str)) and type(value) in (bool, str):
+class _TooLarge(Exception):
+    """Something has more items than a report holds (or holds itself, again and again)."""
+
+
+def _safe(value: Any, depth: int, items: Iterator[int]) -> Any:
+    if next(items) > ITEM_LIMIT:
+        raise _TooLarge
+    if value is None or type(value) in (bool, str):
         return value
     if depth > DEPTH_LIMIT:
         return _marked(value)
@@ -255,13 +166,13 @@ def _safe(value: Any, depth: int) -> Any:
     if isinstance(value, (str, os.PathLike)):
         return str(value)
     if has(type(value)):
-        return _safe(asdict(value, recurse=False), depth)
+        return _safe(asdict(value, recurse=False), depth, items)
     if isinstance(value, Mapping):
-        return {str(key): _safe(item, depth + 1) for key, item in value.items()}
+        return {str(key): _safe(item, depth + 1, items) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_safe(item, depth + 1) for item in value]
+        return [_safe(item, depth + 1, items) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((_safe(item, depth + 1) for item in value), key=repr)
+        return sorted((_safe(item, depth + 1, items) for item in value), key=repr)
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return _marked(value)
@@ -269,22 +180,21 @@ def _safe(value: Any, depth: int) -> Any:
 
 def _marked(value: Any) -> dict[str, str]:
     """Tensors, arrays, handles: a person gets an idea, a program sees that it is not the value."""
+    short = reprlib.Repr()
+    short.maxother = short.maxstring = REPR_LIMIT
     try:
-        text = repr(value)
-    except Exception as error:  # noqa: BLE001  (a foreign repr may raise anything)
+        text = short.repr(value)
+    except Exception as error:  # a foreign repr may raise anything
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-    return {
-        "_repr": text if len(text) <= REPR_LIMIT else text[:REPR_LIMIT] + "…",
-        "_type": f"{type(value).__module__}.{type(value).__qualname__}",
-    }
+    return {"_repr": text, "_type": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
 def _result(value: Any) -> Any:
     safe = json_safe(value)
-    size = len(json.dumps(safe))
-    if size <= RESULT_LIMIT:
+    text = json.dumps(safe)
+    if len(text) <= RESULT_LIMIT:
         return safe
-    return {"_truncated": json.dumps(safe)[:REPR_LIMIT] + "…", "_bytes": size, "_limit": RESULT_LIMIT}
+    return {"_truncated": text[:REPR_LIMIT] + "…", "_bytes": len(text), "_limit": RESULT_LIMIT}
 
 
 def _workers(groups: Mapping[str, Sequence[WorkerRecord]], results: Mapping[str, Mapping[int, Any]]) -> list[dict[str, Any]]:
@@ -322,39 +232,20 @@ def _layout(layout: Layout | None) -> dict[str, Any] | None:
     }
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: MASK if SECRET_NAME.search(key) and item else _masked(item) for key, item in value.items()}
-    return [_masked(item) for item in value] if isinstance(value, list) else value
+        return {key: _masked(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, name) for item in value]
+    return mask_value(name, value) if isinstance(value, str) else value
 
 
 def _error(error: BaseException | str | None) -> dict[str, Any] | None:
     if error is None:
         return None
     if isinstance(error, str):
-        return {"type": "Error", "message": error}
-    return {"type": type(error).__name__, "message": str(error) or type(error).__name__}
-
-
-def _problems(path: str, value: Any, fields: Mapping[str, tuple[type, ...]]) -> list[str]:
-    if not isinstance(value, Mapping):
-        return [f"{path}: must be an object, got {value!r}"]
-    problems = []
-    for name, kinds in fields.items():
-        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-        if name not in value:
-            problems.append(f"{path}.{name}: must be there, got nothing")
-        elif not isinstance(value[name], kinds) or (isinstance(value[name], bool) and bool not in kinds):
-            problems.append(f"{path}.{name}: must be {names}, got {value[name]!r}")
-    return problems
-
-
-def _is_utc(text: str) -> bool:
-    try:
-        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return False
-    return moment.utcoffset() == datetime.timedelta(0)
+        return {"type": "Error", "message": mask_text(error)}
+    return {"type": type(error).__name__, "message": mask_text(str(error)) or type(error).__name__}
 
 
 def _iso(moment: datetime.datetime) -> str:

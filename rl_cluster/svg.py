@@ -38,7 +38,8 @@ STYLE = """
 text{font-family:system-ui,'Segoe UI',Roboto,'DejaVu Sans',Arial,sans-serif;fill:#1b1f24}
 .page{fill:#ffffff}.node{fill:#f6f8fa;stroke:#8c959f}.numa{fill:#ffffff;stroke:#c3cad1}.free{fill:none;stroke:#8c959f;stroke-dasharray:3 3}
 .title{font-size:17px;font-weight:700}.name{font-size:13px;font-weight:700}.where{font-size:12px}.small{font-size:10px}.text{font-size:12px}
-.soft{fill:#57606a}.rank{font-size:12px;font-weight:600}.bad{stroke:#c4001d;stroke-width:2.5}.skip{stroke:#57606a;stroke-width:1.5;stroke-dasharray:3 2}
+.soft{fill:#57606a}.rank{font-size:12px;font-weight:600}
+.bad{stroke:#c4001d;stroke-width:2.5}.skip{stroke:#57606a;stroke-width:1.5;stroke-dasharray:3 2}
 .hollow{fill:none}.banner{fill:#ffd33d}.alarm{font-size:13px;font-weight:700;fill:#1b1f24}.on-dark{fill:#ffffff}.on-light{fill:#000000}
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.page{fill:#0d1117}.node{fill:#161b22;stroke:#6e7681}.numa{fill:#0d1117;stroke:#3d444d}
 .free{stroke:#6e7681}.soft{fill:#9da7b3}.bad{stroke:#ff7b72}.skip{stroke:#e6edf3}.alarm{fill:#1b1f24}.on-dark{fill:#ffffff}.on-light{fill:#000000}}
@@ -75,8 +76,8 @@ def render_svg(picture: Picture) -> str:
         picture: What to draw.
 
     Returns:
-        An XML document that needs nothing else: nodes as boxes, their accelerators as cells that are grouped by NUMA node, a coloured line per
-        worker with its rank, a legend. Details stand in tooltips. A simulated cluster carries a banner.
+        An XML document that needs nothing else: nodes as boxes, their accelerators as cells that are grouped by NUMA node, a coloured
+        line per worker with its rank, a legend. Details stand in tooltips. A simulated cluster carries a banner.
     """
     colors = {group.name: PALETTE[index % len(PALETTE)] for index, group in enumerate(picture.groups)}
     cell = WIDE_CELL if len(picture.nodes) <= FEW_NODES else CELL_WIDTH

@@ -45,7 +45,7 @@ def render_table(workers: Mapping[str, Any] | Sequence[WorkerRecord], *, width: 
     lines = [headers, *cells]
     return "\n".join(
         (" " * GAP)
-        .join(text.rjust(size) if name in RIGHT else text.ljust(size) for name, text, size in zip(headers, line, widths))
+        .join(text.rjust(size) if name in RIGHT else text.ljust(size) for name, text, size in zip(headers, line, widths, strict=True))
         .rstrip()
         for line in lines
     )
