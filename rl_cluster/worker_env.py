@@ -237,7 +237,7 @@ def masked(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_text(text: str, *, env: Mapping[str, str] | None = None) -> str:
-    """A text of any origin (a tool's output, an error) as it may be shown: logins of URLs, tokens, and secret values of ``env`` are masked."""
+    """A text of any origin (a tool's output, an error) as it may be shown: without logins of URLs, tokens, and secret values of ``env``."""
     secrets = [value for name, value in (env or {}).items() if len(value) >= 4 and looks_secret(name, value)]
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, MASK)
