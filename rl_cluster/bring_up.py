@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from attrs import frozen
+from attrs import Factory, frozen
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -35,6 +35,8 @@ class Seat:
     bundle_index: int  # in the placement group
     name: str
     options: Mapping[str, Any]  # of this actor (num_cpus, num_gpus, runtime_env, ...)
+    binder: Callable[[], Any] | None = None  # one of its own, where the class does not carry one for all
+    env: Mapping[str, str] = Factory(dict)  # more variables for this worker, beside the rank variables
 
 
 @frozen
@@ -78,7 +80,7 @@ def bring_up(
     try:
         for seat in seats:
             place = PlacementGroupSchedulingStrategy(seat.group, seat.bundle_index, placement_group_capture_child_tasks=True)
-            actors.append(actor_class.options(scheduling_strategy=place, **seat.options).remote())
+            actors.append(actor_class.options(scheduling_strategy=place, **seat.options).remote(seat.binder))
         hellos = _gather(
             [actor._rl_cluster_hello.remote() for actor in actors], seats, layout, "its start", deadline=deadline, timeout_s=timeout_s
         )
@@ -94,10 +96,10 @@ def bring_up(
         lease = actors[0]._rl_cluster_lease.remote(*port_range)
         port = _gather([lease], seats[:1], layout, "leasing the master port", deadline=deadline, timeout_s=timeout_s)[0]
         starts = []
-        for actor, record in zip(actors, records, strict=True):
+        for actor, record, seat in zip(actors, records, seats, strict=True):
             args, kwargs = init_arguments(record)
             environment = rank_variables(record, world_size=len(records), master_address=records[0].address, master_port=port)
-            starts.append(actor._rl_cluster_start.remote(environment, args, kwargs))
+            starts.append(actor._rl_cluster_start.remote({**seat.env, **environment}, args, kwargs))
         _gather(starts, seats, layout, "__init__", deadline=deadline, timeout_s=timeout_s, on_progress=on_progress)
         return BroughtUp(actors=tuple(actors), records=records, master_address=records[0].address, master_port=port)
     except BaseException:
@@ -116,6 +118,12 @@ def rank_variables(record: WorkerRecord, *, world_size: int, master_address: str
         "MASTER_ADDR": master_address,
         "MASTER_PORT": str(master_port),
     }
+
+
+def let_go(refs: Sequence[Any]) -> None:
+    """Say of results that nobody will wait for them any more, so that Ray does not print each of their errors."""
+    for ref in refs:
+        ref.future().add_done_callback(lambda done: done.exception())
 
 
 def end(actors: Sequence[ActorHandle]) -> None:
@@ -138,6 +146,22 @@ def _gather(
     on_progress: Progress | None = None,
 ) -> list[Any]:
     """All results, in order. The first failure ends the wait: the others may be waiting for the failed one."""
+    try:
+        return _in_order(refs, seats, layout, what, deadline, timeout_s, on_progress)
+    except BaseException:
+        let_go(refs)
+        raise
+
+
+def _in_order(
+    refs: Sequence[Any],
+    seats: Sequence[Seat],
+    layout: Layout,
+    what: str,
+    deadline: float,
+    timeout_s: float,
+    on_progress: Progress | None,
+) -> list[Any]:
     index = {ref: number for number, ref in enumerate(refs)}
     results: list[Any] = [None] * len(refs)
     waiting = list(refs)

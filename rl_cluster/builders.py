@@ -94,14 +94,16 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
         ConfigError: A value breaks a rule, or the environment lies at different paths on the nodes.
         PythonEnvError: An environment can't be made on a node.
     """
-    pythons = worker_setup.set_up_python(PythonSpec() if python is None else from_config(python, kind=PythonSpec), node_ids)
-    if len(set(pythons.values())) > 1:
+    environment = worker_setup.choose_environment(EnvSpec() if env is None else from_config(env, kind=EnvSpec), cpus=1.0)
+    spec = PythonSpec() if python is None else from_config(python, kind=PythonSpec)
+    found = list(worker_setup.set_up_python(spec, node_ids).values()) or [worker_setup.NodePython()]
+    paths = sorted({str(here.python) for here in found})
+    if len(paths) > 1:
         raise ConfigError(
-            f"python: the environment must lie at the same path on every node, got {sorted(map(str, set(pythons.values())))}. "
+            f"python: the environment must lie at the same path on every node, got {', '.join(paths)}. "
             "Fix: set python.venv_dir to a folder that every node has"
         )
-    environment = worker_setup.choose_environment(EnvSpec() if env is None else from_config(env, kind=EnvSpec), cpus=1.0)
-    return worker_setup.runtime_env(next(iter(pythons.values()), None), environment)
+    return found[0].runtime_env(environment)
 
 
 def build_worker_group(

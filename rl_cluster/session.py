@@ -14,14 +14,15 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import ray
 from attrs import frozen
 
 from rl_cluster.errors import ClusterUnreachableError, ConfigError
-from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.inventory import Inventory, PhysicalNode, snapshot_inventory
 from rl_cluster.ray_home import ray_home
 from rl_cluster.schema import RaySpec
-from rl_cluster.simulate import OWNER_LABEL, simulated_cluster
+from rl_cluster.simulate import OWNER_LABEL, SIMULATED_LABEL, simulated_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,17 @@ def visible_devices_tag(environ: Mapping[str, str] | None = None) -> str:
     """The resource name that marks a local Ray as started for one set of GPUs: the sorted CUDA_VISIBLE_DEVICES, or ALL."""
     devices = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES", "ALL")
     return TAG_PREFIX + "_".join(sorted({device.strip() for device in devices.split(",")}))
+
+
+def look_around(*, holders: bool = False) -> Inventory:
+    """A snapshot of the connected cluster, which knows whether it is simulated and whether it may still grow.
+
+    Args:
+        holders: Whether to find out who holds what (costs a few calls more).
+    """
+    found = snapshot_inventory(holders=holders, can_grow=not started_here())
+    simulated = any(SIMULATED_LABEL in node.labels for node in found.nodes)
+    return attrs.evolve(found, simulated=True, source=f"a simulated cluster ({found.source})") if simulated else found
 
 
 def started_here() -> bool:

@@ -52,9 +52,11 @@ def _boot(env: Mapping[str, str], binder: Binder | None) -> None:
 class Boot:
     """The two phases of a worker's start. Every name begins with ``_rl_cluster_``: the user's class has all others."""
 
-    def __init__(self) -> None:
-        # the user's __init__ runs in _rl_cluster_start, when the rank is known
-        pass
+    def __init__(self, binder: Binder | None = None) -> None:
+        """The user's ``__init__`` runs later, in :meth:`_rl_cluster_start`. A binder given here differs from worker to worker."""
+        global _report
+        if binder is not None:
+            _report = binder()
 
     def _rl_cluster_hello(self) -> dict[str, Any]:
         """Phase 1: where this process came up, and what it is bound to."""

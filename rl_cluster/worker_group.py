@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import attrs
 import ray
 from attrs import frozen
 from ray.actor import ActorClass, ActorHandle
 
 from rl_cluster import worker_setup
-from rl_cluster.bring_up import Progress, Seat, bring_up, cause_text, end
+from rl_cluster.bring_up import Progress, Seat, bring_up, cause_text, end, let_go
 from rl_cluster.errors import BindingError, ConfigError, WorkerError, WorkerLostError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.plan import PlacedBundle
@@ -145,15 +146,20 @@ class RayWorkerGroup:
         try:
             share = _share(cluster)
             environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
-            pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
-            binder = Binding(numa) if numa is not None and numa.enabled else None
-            actor = ray.remote(worker_class(user_class, env=environment.late, binder=binder))
+            self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
+            common, own_binders = _binders(numa, cluster, bundles)
+            actor = ray.remote(worker_class(user_class, env=environment.late, binder=common))
             seats = []
-            for bundle in bundles:
+            for bundle, binder in zip(bundles, own_binders, strict=True):
                 group, index = cluster.bundle_address(bundle)
-                runtime_env = worker_setup.runtime_env(pythons[bundle.node_id], environment)
+                python_here = pythons[bundle.node_id]
+                runtime_env = python_here.runtime_env(environment)
                 mine = {**default_options, **share, **(options or {}), **({"runtime_env": runtime_env} if runtime_env else {})}
-                seats.append(Seat(bundle, group, index, f"{name_prefix}-{bundle.node_idx}-{bundle.bundle_idx}", mine))
+                seats.append(
+                    Seat(
+                        bundle, group, index, f"{name_prefix}-{bundle.node_idx}-{bundle.bundle_idx}", mine, binder, python_here.variables()
+                    )
+                )
             up = bring_up(
                 actor,
                 seats,
@@ -235,6 +241,13 @@ class RayWorkerGroup:
         return found
 
     def _wait(self, ranks: Mapping[Any, int], method: str, timeout_s: float | None) -> list[Any]:
+        try:
+            return self._results(ranks, method, timeout_s)
+        except BaseException:
+            let_go(list(ranks))
+            raise
+
+    def _results(self, ranks: Mapping[Any, int], method: str, timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         results: dict[int, Any] = {}
         waiting = list(ranks)
@@ -318,6 +331,25 @@ def _share(cluster: RayVirtualCluster) -> dict[str, Any]:
     parts = {name: amount / cluster.max_colocated_worker_groups for name, amount in cluster.spec.bundle_resources.items()}
     share: dict[str, Any] = {"num_cpus": parts.pop("CPU", 0), "num_gpus": parts.pop("GPU", 0)}
     return {**share, "resources": parts} if parts else share
+
+
+def _binders(
+    numa: NumaSpec | None, cluster: RayVirtualCluster, bundles: Sequence[PlacedBundle]
+) -> tuple[Binding | None, list[Binding | None]]:
+    """One binder for all, which acts before the user's module is imported; or one for each, where they must differ."""
+    none: list[Binding | None] = [None] * len(bundles)
+    if numa is None or not numa.enabled:
+        return None, none
+    lenient = attrs.evolve(numa, strict=False)  # a worker reports; whether that is an error is said by the driver, who knows ranks
+    if cluster.use_gpus or numa.cpu_workers == "none":
+        return Binding(lenient), none
+    on_machine: dict[str, int] = {}
+    own: list[Binding | None] = []
+    for bundle in bundles:
+        index = on_machine.get(bundle.node_id, 0)
+        on_machine[bundle.node_id] = index + 1
+        own.append(Binding(lenient, cpu_worker_index=index))
+    return None, own
 
 
 def _choose_bundles(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from rl_cluster.schema import EnvSpec, PythonSpec
 from rl_cluster.session import started_here
@@ -36,22 +36,38 @@ def choose_environment(spec: EnvSpec, *, cpus: float) -> WorkerEnvironment:
     return WorkerEnvironment(early=early, late=late)
 
 
-def set_up_python(spec: PythonSpec, node_ids: Sequence[str]) -> dict[str, str | None]:
-    """The interpreter on each node; None means: the one that runs here, and no runtime_env for it.
+@frozen
+class NodePython:
+    """The interpreter of a worker group on one node."""
+
+    python: str | None = None  # its path, where an environment was built; None: what the command line means
+    base: Mapping[str, Any] = Factory(dict)  # the start of a runtime_env; empty for the interpreter that runs here
+
+    def runtime_env(self, environment: WorkerEnvironment) -> dict[str, Any]:
+        """Ray's runtime_env of a worker. Empty where this interpreter and its environment will do: any other one costs a process."""
+        variables = {**self.base.get("env_vars", {}), **environment.early}
+        return {**self.base, **({"env_vars": variables} if variables else {})}
+
+    def variables(self) -> dict[str, str]:
+        """What a worker in this interpreter should see beside the rank variables."""
+        from rl_cluster.python_env import interpreter_env
+
+        return interpreter_env(self.python) if self.python else {}
+
+
+def set_up_python(spec: PythonSpec, node_ids: Sequence[str]) -> dict[str, NodePython]:
+    """The interpreter on each node; a uv environment is built there first, once per node.
 
     Raises:
         PythonEnvError: An environment can't be made, or the interpreter is missing on a node (which is named).
     """
-    from rl_cluster.python_env import build_on_nodes, resolve_python
+    from rl_cluster.python_env import resolve_python
 
     nodes = sorted(set(node_ids))
     plan = resolve_python(spec)
-    if plan.is_driver:
-        return dict.fromkeys(nodes)
-    return {node: str(path) for node, path in build_on_nodes(plan, nodes).items()}
+    if plan.kind == "system":
+        return {node: NodePython() for node in nodes}
+    from rl_cluster.python_build import build_on_nodes
 
-
-def runtime_env(python: str | None, environment: WorkerEnvironment) -> dict[str, Any]:
-    """Ray's runtime_env of a worker: empty where this interpreter and its environment will do."""
-    early = dict(environment.early)
-    return {**({"py_executable": python} if python else {}), **({"env_vars": early} if early else {})}
+    pythons = build_on_nodes(plan, nodes)
+    return {node: NodePython(str(pythons[node]) if plan.needs_build else None, plan.runtime_env(str(pythons[node]))) for node in nodes}
