@@ -5,6 +5,7 @@ Hydra and omegaconf are imported when they are needed, so that this module costs
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
@@ -53,8 +54,9 @@ def from_config(cfg: object, *, kind: type[Any] = RunSpec, path: str = "") -> An
 
 
 def _is_lazy(value: object) -> bool:
-    """Is it an omegaconf container? Asked without importing omegaconf: who holds one has imported it."""
-    return type(value).__module__.startswith("omegaconf.")
+    """Is it an omegaconf container? Who holds one has imported omegaconf, so nobody else pays for the import."""
+    omegaconf = sys.modules.get("omegaconf")
+    return omegaconf is not None and bool(omegaconf.OmegaConf.is_config(value))
 
 
 def _full_key(cfg: object) -> str:
@@ -164,20 +166,14 @@ def _group_of(kind: type) -> str | None:
 
 
 def _not_a_node(cfg: object, kind: type, path: str) -> str:
-    group = _group_of(kind)
-    value = None if _is_lazy(cfg) else cfg
-    fix = ""
-    if isinstance(cfg, str) and group:
-        choice = f"{group}={cfg}" if path == group else f"{group}@{path or '<where the group stands>'}={cfg}"
-        near = rules.near_word(cfg, option_names(group))
-        fix = (
-            f"to choose an option write {choice}"
-            if near == cfg
-            else f"to choose an option write {choice.rpartition('=')[0]}={near or '...'}"
-        )
-        fix += "" if near == cfg else f"; the options are {', '.join(option_names(group))}"
-    elif group and path and value is None:
-        fix = f"choose an option: {group if path == group else f'{group}@{path}'}={option_names(group)[0]}"
+    group, value, fix = _group_of(kind), _unresolved(cfg), ""
+    if group and (value is None or isinstance(value, str)):
+        names = option_names(group)
+        near = value if value is None or value in names else rules.near_word(value, names)
+        where = group if path == group else f"{group}@{path or '<where the group stands>'}"
+        fix = f"to choose an option write {where}={near or '<option>'}"
+        if value is None or value != near:
+            fix += f"; the options are {', '.join(names)}"
     return RuleBroken(f"must be a group of keys ({kind.__name__})", value, fix=fix).line(path or "config")
 
 

@@ -56,7 +56,7 @@ def run_tree(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
         key = str(override.key_or_group)
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             continue
-        if key in choices and not override.is_delete() and isinstance(override.value(), (str, int)):
+        if key in choices and override.package is None and not override.is_delete() and isinstance(override.value(), (str, int)):
             choices[key] = str(override.value())
         else:
             values.append((word, override))
@@ -148,6 +148,7 @@ def _apply(tree: DictConfig, key: str, override: Override, word: str, problems: 
             problems.append(RuleBroken("must be there to be deleted", word).line(key))
     else:
         try:
-            OmegaConf.update(tree, key, override.value(), merge=True)
+            value = override.value()
+            OmegaConf.update(tree, key, value, merge=isinstance(value, dict))
         except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
             problems.append(RuleBroken(f"must fit the keys above it ({' '.join(str(error).split())})", word).line(key))

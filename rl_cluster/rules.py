@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import re
 import types
 import typing
@@ -73,6 +74,12 @@ class MoreThan:
             raise RuleBroken(f"must be more than {self.low:g}", value)
 
 
+def is_finite(value: float) -> None:
+    """Neither infinite nor not-a-number."""
+    if not math.isfinite(value):
+        raise RuleBroken("must be finite", value)
+
+
 @attrs.frozen
 class Between:
     """``low <= value <= high``."""
@@ -120,7 +127,7 @@ class NotIn:
 
     def __call__(self, value: str) -> None:
         if value in self.words:
-            raise RuleBroken(f"must not be {either(self.words)}, {self.why}", value, fix=self.fix)
+            raise RuleBroken(f"must not be {value}, {self.why}", value, fix=self.fix)
 
 
 @attrs.frozen
@@ -163,7 +170,7 @@ def _within(at: str, rule: Callable[[Any], Any], value: Any) -> Any:
         raise RuleBroken(broken.rule, broken.value, fix=broken.fix, at=at + broken.at, note=broken.note) from None
 
 
-def rules(*checks: Callable[[Any], None]) -> dict[str, object]:
+def keeps(*checks: Callable[[Any], None]) -> dict[str, object]:
     """The metadata of a field that keeps these rules. They do not see None."""
     return {METADATA_KEY: checks}
 

@@ -16,7 +16,7 @@ from attrs import define, field, setters
 
 from rl_cluster import rules
 from rl_cluster.errors import ConfigError
-from rl_cluster.rules import AtLeast, Between, EachItem, EachKey, EachValue, Matches, MoreThan, NotIn, OneOf, RuleBroken
+from rl_cluster.rules import AtLeast, Between, EachItem, EachKey, EachValue, Matches, MoreThan, NotIn, OneOf, RuleBroken, is_finite, keeps
 
 STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 CPU_BINDS = ("node", "exclusive", "socket", "none")
@@ -75,40 +75,41 @@ class ClusterSpec(_Spec):
     """
 
     name: str = ""  # prefix of the placement groups
-    num_nodes: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # logical nodes; default: the list's length, else 1
-    gpus_per_node: int = field(default=8, metadata=rules.rules(AtLeast(0)))  # of a logical node; 0 for a CPU-only cluster
-    bundles_per_node: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # default: gpus_per_node
+    num_nodes: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # logical nodes; default: the list's length, else 1
+    gpus_per_node: int = field(default=8, metadata=keeps(AtLeast(0)))  # of a logical node; 0 for a CPU-only cluster
+    bundles_per_node: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # default: gpus_per_node
     bundle_ct_per_node_list: list[int] | None = field(  # uneven clusters; says num_nodes and bundles_per_node by itself
-        default=None, metadata=rules.rules(EachItem(AtLeast(0)))
+        default=None, metadata=keeps(EachItem(AtLeast(0)))
     )
     use_gpus: bool = True
     accelerator: str = field(  # Ray's resource name of one accelerator (GPU, NPU, TPU, ...)
         default="GPU",
-        metadata=rules.rules(_NOT_EMPTY, NotIn(("CPU", "memory", "object_store_memory"), "which is no accelerator", "write GPU")),
+        metadata=keeps(_NOT_EMPTY, NotIn(("CPU", "memory", "object_store_memory"), "which is no accelerator", "write GPU")),
     )
-    max_colocated_worker_groups: int = field(default=1, metadata=rules.rules(AtLeast(1)))
-    strategy: str = field(default="SPREAD", metadata=rules.rules(OneOf(STRATEGIES)))
+    max_colocated_worker_groups: int = field(default=1, metadata=keeps(AtLeast(1)))
+    strategy: str = field(default="SPREAD", metadata=keeps(OneOf(STRATEGIES)))
     unified: bool = False  # one placement group for all logical nodes, or one each
-    cpus_per_bundle: float | None = field(default=None, metadata=rules.rules(AtLeast(0)))  # default: max_colocated_worker_groups
+    cpus_per_bundle: float | None = field(default=None, metadata=keeps(AtLeast(0), is_finite))  # default: max_colocated_worker_groups
     label_selector: dict[str, str] = field(  # Ray node labels that every physical node must carry
-        factory=dict, metadata=rules.rules(EachKey(_LABEL_KEY), EachValue(_LABEL_VALUE))
+        factory=dict, metadata=keeps(EachKey(_LABEL_KEY), EachValue(_LABEL_VALUE))
     )
     resources: dict[str, float] = field(  # extra resources per bundle
         factory=dict,
-        metadata=rules.rules(
+        metadata=keeps(
             EachKey(_NOT_EMPTY),
-            EachKey(NotIn(("CPU", "GPU"), "which have keys of their own", "use cpus_per_bundle and use_gpus")),
+            EachKey(NotIn(("CPU", "GPU"), "which has a key of its own", "use cpus_per_bundle and use_gpus")),
             EachValue(MoreThan(0)),
+            EachValue(is_finite),
         ),
     )
-    exclude_nodes: list[str] = field(factory=list, metadata=rules.rules(EachItem(_NOT_EMPTY)))  # node ids, addresses, or label=value
+    exclude_nodes: list[str] = field(factory=list, metadata=keeps(EachItem(_NOT_EMPTY)))  # node ids, addresses, or label=value
     use_head: str = field(  # may the head node be used (auto: only where it has accelerators, for a GPU cluster)
-        default="auto", metadata=rules.rules(OneOf(USE_HEAD))
+        default="auto", metadata=keeps(OneOf(USE_HEAD))
     )
-    segment_size: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # logical nodes per NVLink domain
-    master_port_range_low: int = field(default=1400, metadata=rules.rules(Between(1, 65535)))
-    master_port_range_high: int = field(default=2000, metadata=rules.rules(Between(1, 65535)))  # half-open
-    timeout_s: float = field(default=180.0, metadata=rules.rules(MoreThan(0)))  # seconds to wait for the resources
+    segment_size: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # logical nodes per NVLink domain
+    master_port_range_low: int = field(default=1400, metadata=keeps(Between(1, 65535)))
+    master_port_range_high: int = field(default=2000, metadata=keeps(Between(1, 65535)))  # half-open
+    timeout_s: float = field(default=180.0, metadata=keeps(MoreThan(0)))  # seconds to wait for the resources
 
     # --- derived, one truth for every room ---
     @property
@@ -222,17 +223,17 @@ class NumaSpec(_Spec):
     """Which CPUs and memory each worker is bound to."""
 
     enabled: bool = True
-    cpu_bind: str = field(default="node", metadata=rules.rules(OneOf(CPU_BINDS)))
+    cpu_bind: str = field(default="node", metadata=keeps(OneOf(CPU_BINDS)))
     membind: bool = True
-    mempolicy: str = field(default="bind", metadata=rules.rules(OneOf(MEMPOLICIES)))
-    source: str = field(default="auto", metadata=rules.rules(OneOf(NUMA_SOURCES)))
+    mempolicy: str = field(default="bind", metadata=keeps(OneOf(MEMPOLICIES)))
+    source: str = field(default="auto", metadata=keeps(OneOf(NUMA_SOURCES)))
     affinity_file: str | None = field(  # default: $NRL_GPU_CPU_AFFINITY_FILE, then /tmp/nrl_gpu_cpu_affinity
-        default=None, metadata=rules.rules(_NOT_EMPTY)
+        default=None, metadata=keeps(_NOT_EMPTY)
     )
     strict: bool = False  # anything short of a verified binding is an error
     respect_inherited: bool = True  # a deliberate narrower mask of the process is kept
     migrate: bool = False  # move pages that are already there, best effort
-    cpu_workers: str = field(default="none", metadata=rules.rules(OneOf(CPU_WORKERS)))  # workers without a GPU
+    cpu_workers: str = field(default="none", metadata=keeps(OneOf(CPU_WORKERS)))  # workers without a GPU
 
 
 def _is_executable(value: str) -> None:
@@ -247,23 +248,29 @@ def _is_executable(value: str) -> None:
 class PythonSpec(_Spec):
     """Which Python runs in the workers."""
 
-    executable: str = field(default="SYSTEM", metadata=rules.rules(_is_executable))  # SYSTEM | BASE | VLLM, or any command line
-    project_dir: str | None = field(default=None, metadata=rules.rules(_NOT_EMPTY))  # the uv project of BASE and VLLM
+    executable: str = field(default="SYSTEM", metadata=keeps(_is_executable))  # SYSTEM | BASE | VLLM, or any command line
+    project_dir: str | None = field(default=None, metadata=keeps(_NOT_EMPTY))  # the uv project of BASE and VLLM
+    venv_dir: str | None = field(  # where environments are built; default: $NEMO_RL_VENV_DIR, then a cache folder of the user
+        default=None, metadata=keeps(_NOT_EMPTY)
+    )
+    build_timeout_s: float = field(
+        default=1800.0, metadata=keeps(MoreThan(0))
+    )  # seconds to build one environment, waiting for others included
 
 
 @define(kw_only=True, on_setattr=setters.frozen)
 class RaySpec(_Spec):
     """Which Ray cluster is used."""
 
-    kind: str = field(default="auto", metadata=rules.rules(OneOf(RAY_KINDS)))
+    kind: str = field(default="auto", metadata=keeps(OneOf(RAY_KINDS)))
     address: str | None = field(  # host:port of a running cluster; default: $RAY_ADDRESS, then a running local one
-        default=None, metadata=rules.rules(_NOT_EMPTY)
+        default=None, metadata=keeps(_NOT_EMPTY)
     )
-    num_cpus: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # of a local Ray that we start; default: this machine's
-    num_gpus: int | None = field(default=None, metadata=rules.rules(AtLeast(0)))  # of a local Ray that we start; default: what Ray finds
-    simulated_nodes: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))  # default: as many as the spec needs
-    simulated_gpus_per_node: int | None = field(default=None, metadata=rules.rules(AtLeast(0)))
-    simulated_cpus_per_node: int | None = field(default=None, metadata=rules.rules(AtLeast(1)))
+    num_cpus: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # of a local Ray that we start; default: this machine's
+    num_gpus: int | None = field(default=None, metadata=keeps(AtLeast(0)))  # of a local Ray that we start; default: what Ray finds
+    simulated_nodes: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # default: as many as the spec needs
+    simulated_gpus_per_node: int | None = field(default=None, metadata=keeps(AtLeast(0)))
+    simulated_cpus_per_node: int | None = field(default=None, metadata=keeps(AtLeast(1)))
     log_to_driver: bool = False
 
     def _across(self) -> Iterator[tuple[str, RuleBroken]]:
@@ -278,14 +285,14 @@ class WorkerSpec(_Spec):
 
     target: str | None = field(  # import path of a class; default: the built-in check
         default=None,
-        metadata=rules.rules(Matches(rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})+", "an import path of a class", "write package.module.Class")),
+        metadata=keeps(Matches(rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})+", "an import path of a class", "write package.module.Class")),
     )
     method: str | None = field(  # called once on every worker; its result goes into the report
-        default=None, metadata=rules.rules(Matches(_IDENTIFIER, "the name of a method"))
+        default=None, metadata=keeps(Matches(_IDENTIFIER, "the name of a method"))
     )
-    kwargs: dict[str, Any] = field(factory=dict, metadata=rules.rules(EachKey(Matches(_IDENTIFIER, "the name of an argument"))))
-    name: str = field(default="worker", metadata=rules.rules(_NOT_EMPTY))  # prefix of the workers' names
-    start_timeout_s: float = field(default=300.0, metadata=rules.rules(MoreThan(0)))  # seconds
+    kwargs: dict[str, Any] = field(factory=dict, metadata=keeps(EachKey(Matches(_IDENTIFIER, "the name of an argument"))))
+    name: str = field(default="worker", metadata=keeps(_NOT_EMPTY))  # prefix of the workers' names
+    start_timeout_s: float = field(default=300.0, metadata=keeps(MoreThan(0)))  # seconds
 
 
 def _forwards_no_rank(pattern: str) -> None:
@@ -299,13 +306,13 @@ class EnvSpec(_Spec):
 
     forward: list[str] = field(  # more names (or NAME_* patterns) to forward
         factory=list,
-        metadata=rules.rules(
+        metadata=keeps(
             EachItem(Matches(r"[A-Za-z_*?][A-Za-z0-9_*?]*", "a variable's name or a pattern NAME_*")), EachItem(_forwards_no_rank)
         ),
     )
     set: dict[str, str] = field(  # values to set
         factory=dict,
-        metadata=rules.rules(
+        metadata=keeps(
             EachKey(Matches(_IDENTIFIER, "a variable's name")), EachKey(NotIn(RANK_VARIABLES, "which the layout itself sets", _NO_RANKS))
         ),
     )
@@ -315,10 +322,10 @@ class EnvSpec(_Spec):
 class RunSpec(_Spec):
     """Everything that run.py takes."""
 
-    mode: str = field(default="up", metadata=rules.rules(OneOf(MODES)))
+    mode: str = field(default="up", metadata=keeps(OneOf(MODES)))
     hold: bool = False  # keep the layout until Ctrl-C
     inventory: str | None = field(  # with mode=plan: a file that describes the cluster, instead of a Ray cluster
-        default=None, metadata=rules.rules(_NOT_EMPTY)
+        default=None, metadata=keeps(_NOT_EMPTY)
     )
     cluster: ClusterSpec = field(factory=ClusterSpec)
     numa: NumaSpec = field(factory=NumaSpec)
