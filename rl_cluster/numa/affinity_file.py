@@ -16,7 +16,6 @@ from rl_cluster.numa.cpulist import format_cpulist, parse_cpulist
 
 DEFAULT_PATH = "/tmp/nrl_gpu_cpu_affinity"
 ENV_NAME = "NRL_GPU_CPU_AFFINITY_FILE"
-SIMULATED_MARK = "# simulated"  # says that the map is made up over this machine's real CPUs
 
 _KEY = re.compile(r"(?:GPU)?(\d+)", re.IGNORECASE)
 _MAX_BYTES = 1 << 20
@@ -47,10 +46,10 @@ def read_affinity_file(path: str) -> AffinityFile:
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if os.path.islink(path):
             return AffinityFile(refusal=f"{path} is a symbolic link, not trusted", untrusted=True)
-        return AffinityFile(refusal=f"{path}: {(error.strerror or 'unreadable').lower()}")
+        return AffinityFile(refusal=f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}")
     with open(handle, "rb") as file:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
@@ -70,7 +69,7 @@ def _parse(path: str, text: str) -> AffinityFile:
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if line.startswith("#"):
-            simulated = simulated or line.startswith(SIMULATED_MARK)
+            simulated = simulated or "simulated" in line
             continue
         if not line:
             continue
@@ -104,7 +103,7 @@ def write_affinity_file(path: str, cpus_by_gpu: Mapping[int, Iterable[int]], *, 
     Raises:
         OSError: The folder can't be written.
     """
-    lines = [SIMULATED_MARK + ": made up, over this machine's real CPUs"] if simulated else []
+    lines = ["# made up for a simulated cluster, over this machine's real CPUs"] if simulated else []
     lines += [f"# {line}" for line in comment.splitlines()]
     lines += [f"{gpu}:{format_cpulist(cpus)}" for gpu, cpus in sorted(cpus_by_gpu.items())]
     temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from attrs import frozen
 
 from rl_cluster.numa.cpulist import format_cpulist
 from rl_cluster.numa.gpus import Gpu
-from rl_cluster.numa.sources import Location, Machine, address_key
+from rl_cluster.numa.machine import Machine
+from rl_cluster.numa.sources import Location, claim_key, claims, count_hidden
 from rl_cluster.numa.split import split_cores
 from rl_cluster.numa.system import read_ids, snapshot_cores, snapshot_sockets
 
@@ -41,6 +41,7 @@ class CpuChoice:
     cpu_bind: str = "none"
     skip: str | None = None
     nodes: frozenset[int] = frozenset()  # host nodes that the choice is about
+    lost: str | None = None  # the reason why the GPU's place is not known
     short: bool = False  # less than what was asked for: the status is partial
     notes: tuple[str, ...] = ()
 
@@ -53,9 +54,7 @@ class MemChoice:
     skip: str | None = None
 
 
-def allowed_cpus(
-    kernel: Masks, machine: Machine, inherited: frozenset[int], *, respect_inherited: bool, environ: Mapping[str, str]
-) -> Allowed:
+def allowed_cpus(kernel: Masks, machine: Machine, inherited: frozenset[int], *, respect_inherited: bool) -> Allowed:
     """The CPUs that this process may use.
 
     The cpuset is the limit that the kernel keeps. The inherited mask is narrower where somebody chose so (``taskset``, Slurm's
@@ -64,15 +63,14 @@ def allowed_cpus(
 
     Args:
         kernel: The kernel.
-        machine: This machine.
+        machine: This machine, and its environment variables.
         inherited: Mask of the process's first thread, before anything was bound here.
         respect_inherited: Keep a narrower mask.
-        environ: Environment variables.
 
     Returns:
         The CPUs, and what was noticed.
     """
-    pinner = next((name for name in _PINNERS if environ.get(name, "").lower() not in ("", "false")), None)
+    pinner = next((name for name in _PINNERS if machine.environ.get(name, "").lower() not in ("", "false", "none", "disabled")), None)
     pinned = len(inherited) == 1 and pinner is not None
     if respect_inherited and not pinned:
         return Allowed(inherited)
@@ -156,13 +154,17 @@ def _widen_to_socket(
 def _exclusive_share(gpus: Sequence[tuple[Gpu, Location]], machine: Machine, allowed: frozenset[int]) -> frozenset[int] | str:
     share: set[int] = set()
     for gpu, place in gpus:
-        claims = {key: cpus & allowed for key, cpus in machine.claims(place.source).items() if cpus & place.cpus & allowed}
-        key = address_key(gpu.bus_id) if place.source == "sysfs" and gpu.bus_id else gpu.index
-        claims.setdefault(key, place.cpus & allowed)
-        cores = snapshot_cores(frozenset().union(*claims.values()), root=machine.root)
-        shares = split_cores(cores, claims)
+        known = claims(machine, place.source)
+        hidden = count_hidden(machine, place.source)
+        if hidden:
+            return f"exclusive-fallback: {hidden} GPUs that this process can't see have an unknown share, bound to the node"
+        near = {key: cpus & allowed for key, cpus in known.items() if cpus & place.cpus & allowed}
+        key = claim_key(gpu, place.source)
+        near.setdefault(key, place.cpus & allowed)
+        cores = snapshot_cores(frozenset[int]().union(*near.values()), root=machine.root)
+        shares = split_cores(cores, near)
         if shares is None:
-            return f"exclusive-fallback: {len(cores)} allowed cores for {len(claims)} GPUs, bound to the node"
+            return f"exclusive-fallback: {len(cores)} allowed cores for {len(near)} GPUs, bound to the node"
         share |= shares[key]
     return frozenset(share)
 
@@ -193,13 +195,3 @@ def choose_memory(choice: CpuChoice, machine: Machine, mems_allowed: frozenset[i
         return MemChoice(skip="node-without-memory")
     usable = with_memory if mems_allowed is None else with_memory & mems_allowed
     return MemChoice(nodes=usable) if usable else MemChoice(skip="node-not-allowed")
-
-
-def environ_flag(environ: Mapping[str, str], name: str) -> bool:
-    """Is a switch like NRL_DISABLE_NUMA_BINDING on?"""
-    return environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
-
-
-def default_environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The process's environment, unless another one is given."""
-    return os.environ if environ is None else environ

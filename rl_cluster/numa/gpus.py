@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from rl_cluster.numa.pci import AMD, bus_id_order, normalize_bus_id, snapshot_pci_gpus
+from rl_cluster.numa.pci import AMD, bus_id_order, normalize_bus_id
 from rl_cluster.numa.report import GpuIdentity
 from rl_cluster.numa.system import read_text
 
@@ -65,7 +65,7 @@ def list_proc_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
 
 
 def list_amd_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """AMD GPUs, by PCI address: cards of ``/sys/class/drm``, else what the PCI bus shows."""
+    """AMD GPUs: the cards of ``/sys/class/drm``, by PCI address."""
     base = f"{root}/sys/class/drm"
     bus_ids: set[str] = set()
     try:
@@ -77,7 +77,6 @@ def list_amd_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
         bus_id = normalize_bus_id(os.path.basename(os.path.realpath(device)))
         if bus_id is not None and (read_text(f"{device}/vendor") or "").lower() == f"{AMD:#06x}":
             bus_ids.add(bus_id)
-    bus_ids = bus_ids or {gpu.bus_id for gpu in snapshot_pci_gpus(root) if gpu.vendor == AMD}
     return tuple(
         Gpu(index=index, bus_id=bus_id, uuid=read_text(f"{root}/sys/bus/pci/devices/{bus_id}/unique_id") or None, model="AMD")
         for index, bus_id in enumerate(sorted(bus_ids, key=bus_id_order))

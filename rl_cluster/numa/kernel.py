@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from attrs import define
+
 from rl_cluster.numa.cpulist import format_cpulist, parse_cpulist
 
 MODES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
@@ -57,10 +59,21 @@ def errno_name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, "EUNKNOWN")
 
 
+@define
+class SavedState:
+    """What the process had before the first binding: where later bindings start from, and what is restored."""
+
+    masks: dict[int, frozenset[int]]  # by thread id
+    main: frozenset[int]  # of the process's first thread
+    policy: tuple[int, frozenset[int]] | None = None  # of the thread that was bound
+    policy_tid: int | None = None
+
+
 class LinuxKernel:
     """The running kernel, for the calling process. A made-up one with the same methods stands in for it in tests."""
 
     def __init__(self) -> None:
+        self.saved: SavedState | None = None
         self._libc: Any = None
         self._numbers: dict[str, int] = {}
 
@@ -135,13 +148,14 @@ class LinuxKernel:
         """
         try:
             with open(f"/proc/self/task/{tid}/numa_maps") as file:
-                words = file.readline().split()
+                line = file.readline()
         except OSError:
             return None
+        words = line.replace("prefer (many)", "preferred-many").split()
         if len(words) < 2:
             return None
         mode, _, nodes = words[1].partition(":")
-        mode = mode.partition("=")[0].replace("prefer (many)", "preferred-many")
+        mode = mode.partition("=")[0]  # flags: bind=static:0
         return f"{'preferred' if mode == 'prefer' else mode}{':' + nodes if nodes else ''}"
 
     def migrate_pages(self, from_nodes: Iterable[int], to_nodes: Iterable[int]) -> int:

@@ -20,6 +20,7 @@ REASONS = {
     "single-node": "the machine has one NUMA node with memory: there is nothing to choose",
     "no-numa": "the kernel shows no NUMA nodes",
     "unsupported-machine": "not Linux, or a processor whose syscall numbers are not known here",
+    "other-thread": "unbind() was called in another thread than the one that holds the memory policy",
     "drift": "somebody changed it after it was bound",
     "not-held": "the kernel accepted the call and holds something else",
     "unbound": "unbind() gave it back",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from rl_cluster.numa import affinity_file, gpus, pci
+from rl_cluster.numa import pci
 from rl_cluster.numa.gpus import Gpu, Unidentified
-from rl_cluster.numa.system import NumaSystem, snapshot_system
-from rl_cluster.numa.topo import parse_topo
+from rl_cluster.numa.machine import Machine
 
 if TYPE_CHECKING:
-    from rl_cluster.numa.nvml import Nvml, NvmlGpu
+    from rl_cluster.numa.nvml import NvmlGpu
 
 
 @frozen
@@ -29,126 +25,34 @@ class Location:
     simulated: bool = False
 
 
-class Machine:
-    """This machine as the sources see it. Everything is read on first use and kept, so one object serves one question.
-
-    Args:
-        root: Folder that stands for ``/``.
-        environ: Environment variables, for CUDA_DEVICE_ORDER and NRL_GPU_CPU_AFFINITY_FILE.
-        affinity_path: The affinity file; default: $NRL_GPU_CPU_AFFINITY_FILE, then `affinity_file.DEFAULT_PATH`.
-    """
-
-    def __init__(self, root: Path = Path("/"), *, environ: Mapping[str, str] | None = None, affinity_path: str | None = None) -> None:
-        self.root = root
-        self.environ = os.environ if environ is None else environ
-        self.affinity_path = affinity_path or self.environ.get(affinity_file.ENV_NAME) or affinity_file.DEFAULT_PATH
-
-    def close(self) -> None:
-        """Give NVML back, where it was asked."""
-        if "nvml" in self.__dict__:
-            self.nvml.close()
-
-    # --- what is read ---
-    @cached_property
-    def system(self) -> NumaSystem:
-        """NUMA nodes."""
-        return snapshot_system(self.root)
-
-    @cached_property
-    def affinity(self) -> affinity_file.AffinityFile:
-        """The affinity file."""
-        return affinity_file.read_affinity_file(self.affinity_path)
-
-    @cached_property
-    def nvml(self) -> Nvml:
-        """NVML."""
-        from rl_cluster.numa.nvml import Nvml  # here: a worker whose affinity file or sysfs answers needs none
-
-        return Nvml()
-
-    @cached_property
-    def nvml_gpus(self) -> tuple[NvmlGpu, ...]:
-        """NVML's GPUs."""
-        return self.nvml.gpus()
-
-    @cached_property
-    def kernel_gpus(self) -> tuple[Gpu, ...]:
-        """GPUs that /proc and sysfs name: cheap to read, but without the NVIDIA driver's /proc there are none."""
-        return gpus.list_proc_gpus(self.root) or gpus.list_amd_gpus(self.root)
-
-    @cached_property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs of this machine: by /proc and sysfs, else NVML, else nvidia-smi."""
-        return self.kernel_gpus or gpus.list_nvml_gpus(self.nvml) or self._smi_gpus[0]
-
-    @cached_property
-    def _smi_gpus(self) -> tuple[tuple[Gpu, ...], str]:
-        return gpus.list_smi_gpus()
-
-    @cached_property
-    def topo(self) -> tuple[Mapping[int, int | None], str]:
-        """nvidia-smi's table, GPU index -> node, and why there is none."""
-        from rl_cluster.numa.commands import run_command
-
-        text, refusal = run_command(["nvidia-smi", "topo", "-m"])
-        return ({} if text is None else parse_topo(text, cpu_nodes=self.system.cpu_nodes() or None)), refusal
-
-    # --- which GPU ---
-    def identify(self, gpu_id: str | int, *, cheap: bool = False) -> Gpu | Unidentified:
-        """The GPU that Ray's id means.
-
-        Args:
-            gpu_id: Index (int or text), GPU or MIG UUID, or PCI address.
-            cheap: Stay with /proc and sysfs; an index that they don't list comes back without address and UUID.
-        """
-        text = str(gpu_id).strip()
-        table = self.kernel_gpus if cheap else self.gpus
-        found = gpus.match_gpu(text, table)
-        if found is not None:
-            return found
-        if text.isdecimal():
-            if table:
-                return Unidentified("unknown-gpu", f"GPU {text} is none of the {len(table)} GPUs that are listed here")
-            return Gpu(index=int(text))
-        if not gpus.is_uuid(text):
-            return Unidentified("unknown-gpu", f"GPU id must be an index, UUID or PCI address, got {text!r}")
-        if text.upper().startswith("MIG-") or not self.kernel_gpus:
-            parent = self.nvml.parent_of(text)
-            if parent is not None:
-                by_address = gpus.match_gpu(parent.bus_id or "", self.gpus)
-                return by_address or Gpu(index=parent.index, bus_id=parent.bus_id, uuid=parent.uuid, model=parent.model)
-        index = gpus.smi_parent_index(text)
-        if index is not None:
-            return gpus.match_gpu(str(index), self.gpus) or Gpu(index=index)
-        return Unidentified("unresolved-uuid", f"{text} is known neither to /proc, NVML nor nvidia-smi")
-
-    # --- where it is ---
-    def locate(self, gpu: Gpu, source: str) -> Location | Unidentified:
-        """Ask one source (a name of `SOURCES`)."""
-        return SOURCES[source](self, gpu)
-
-    def claims(self, source: str) -> Mapping[int, frozenset[int]]:
-        """Near CPUs of every GPU that a source knows, those that this process can't see included, by a key of that source.
-
-        The key is the GPU's index, for sysfs its PCI address as a number (an index only counts what this process sees).
-        """
-        if source == "affinity_file":
-            return self.affinity.cpus_by_gpu
-        if source == "sysfs":
-            seen = {gpu.bus_id for gpu in self.gpus if gpu.bus_id}
-            addresses = sorted(seen | {gpu.bus_id for gpu in pci.snapshot_pci_gpus(self.root)}, key=pci.bus_id_order)
-            located = {address_key(address): ask_sysfs(self, Gpu(index=-1, bus_id=address)) for address in addresses}
-        elif source == "nvidia_smi":
-            located = {index: ask_nvidia_smi(self, Gpu(index=index)) for index in self.topo[0]}
-        elif source == "nvml":
-            located = {gpu.index: _nvml_location(self, gpu) for gpu in self.nvml_gpus}
-        else:
-            located = {gpu.index: only_node(self) for gpu in self.gpus}
-        return {key: place.cpus for key, place in located.items() if isinstance(place, Location)}
+def claims(machine: Machine, source: str) -> Mapping[int, frozenset[int]]:
+    """Near CPUs of every GPU that a source knows, by `claim_key`; where sysfs can tell, those that this process can't see included."""
+    if source == "affinity_file":
+        return machine.affinity.cpus_by_gpu
+    if source == "nvidia_smi":
+        asked = {index: ask_nvidia_smi(machine, Gpu(index=index)) for index in machine.topo[0]}
+    elif source == "nvml":
+        asked = {gpu.index: _nvml_location(machine, gpu) for gpu in machine.nvml_gpus}
+    elif source == "sysfs":
+        asked = {_address_key(bus_id): ask_sysfs(machine, Gpu(index=-1, bus_id=bus_id)) for bus_id in machine.addresses}
+    else:
+        keys = [_address_key(bus_id) for bus_id in machine.addresses] or [gpu.index for gpu in machine.gpus]
+        asked = {key: only_node(machine) for key in keys}
+    return {key: place.cpus for key, place in asked.items() if isinstance(place, Location)}
 
 
-def address_key(bus_id: str) -> int:
-    """A PCI address as one number, in the order of addresses."""
+def count_hidden(machine: Machine, source: str) -> int:
+    """GPUs on the PCI bus whose claims a source can't tell."""
+    return max(0, len(machine.addresses) - len(claims(machine, source))) if source in ("nvml", "nvidia_smi") else 0
+
+
+def claim_key(gpu: Gpu, source: str) -> int:
+    """Names a GPU among the claims of a source: its index, or its PCI address as a number where every GPU of the bus counts."""
+    by_address = source in ("sysfs", "only_node") and gpu.bus_id is not None
+    return _address_key(gpu.bus_id) if by_address and gpu.bus_id is not None else gpu.index
+
+
+def _address_key(bus_id: str) -> int:
     domain, bus, device, function = pci.bus_id_order(bus_id)
     return ((domain << 8 | bus) << 5 | device) << 3 | function
 
@@ -263,7 +167,7 @@ def find_gpu(machine: Machine, gpu_id: str | int, source: str = "auto") -> tuple
                 doubt = better
                 break
             gpu = better
-        place = machine.locate(gpu, name)
+        place = SOURCES[name](machine, gpu)
         if isinstance(place, Location) and place.cpus:
             return gpu, place, tuple(notes)
         if isinstance(place, Location):
@@ -275,7 +179,7 @@ def find_gpu(machine: Machine, gpu_id: str | int, source: str = "auto") -> tuple
         return None, doubt, (*notes, doubt.text)
     if fallback is not None:
         return gpu, fallback, tuple(notes)
-    last: Location | Unidentified = only_node(machine) if source == "auto" else Unidentified("unknown-node", "")
+    last: Location | Unidentified = only_node(machine) if source in ("auto", "sysfs") else Unidentified("unknown-node", "")
     if isinstance(last, Unidentified) and last.text:
         notes.append(last.text)
     return gpu, last, tuple(notes)
