@@ -69,7 +69,7 @@ def run_tree(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
 
 def without_sweeps(overrides: Sequence[str]) -> Iterator[list[str]]:
     """The words with each sweep (``a=1,2``) replaced by one of its values: all first values, then each other value in its turn."""
-    parsed = list(_parse(overrides, []))
+    parsed = _parse(overrides, [])
     unreadable = [word for word in overrides if word not in {text for text, _ in parsed}]
     alternatives = [_alternatives(word, override) for word, override in parsed]
     base = unreadable + [words[0] for words in alternatives]
@@ -115,16 +115,25 @@ def _read_option(group: str, name: str, problems: list[str]) -> DictConfig | Non
     return OmegaConf.masked_copy(option, [str(key) for key in option if key != "defaults"])
 
 
-def _parse(overrides: Sequence[str], problems: list[str]) -> Iterator[tuple[str, Override]]:
+def _parse(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Override]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
+    from hydra.version import VersionBase
 
-    parser = OverridesParser.create()
-    for word in overrides:
-        try:
-            yield word, parser.parse_override(word)
-        except HydraException as error:
-            problems.append(RuleBroken(f"must be key=value ({(str(error).splitlines() or ['unreadable'])[0]})", word).line("override"))
+    # The parser asks for the version base, and Hydra sets an unset one to 1.1 when it is asked: put it back as it was.
+    base = VersionBase.instance()
+    found = base.version_base
+    parser, parsed = OverridesParser.create(), []
+    try:
+        for word in overrides:
+            try:
+                parsed.append((word, parser.parse_override(word)))
+            except HydraException as error:
+                reason = (str(error).splitlines() or ["unreadable"])[0]
+                problems.append(RuleBroken(f"must be key=value ({reason})", word).line("override"))
+    finally:
+        base.version_base = found
+    return parsed
 
 
 def _apply(tree: DictConfig, key: str, override: Override, word: str, problems: list[str]) -> None:
