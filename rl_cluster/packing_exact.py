@@ -12,7 +12,6 @@ from attrs import frozen
 
 MAX_ITEMS = 24
 MAX_BINS = 200
-MAX_STEPS = 100_000
 
 Cost = tuple[int, ...]
 Bins = tuple[tuple[int, int], ...]  # (room left, items on it) of each bin
@@ -24,19 +23,21 @@ class Found:
     """The layout of least cost, or None where there is no layout."""
 
     places: list[tuple[int, ...]] | None
+    steps: int
 
 
 class _OutOfStepsError(Exception):
     pass
 
 
-def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str) -> Found | None:
+def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str, max_steps: int) -> Found | None:
     """The lexicographically smallest layout of least cost, or None where that would take too many steps.
 
     Args:
         sizes: Bundles of each item, at least 1 each.
         capacities: Bundles that each bin takes, in topology order.
         strategy: STRICT_PACK, PACK or SPREAD.
+        max_steps: When to give up; 100,000 steps are about 0.2 s.
     """
     if len(sizes) > MAX_ITEMS:
         return None
@@ -51,16 +52,17 @@ def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str) ->
     if len(kept) > MAX_BINS:
         return None
     try:
-        found = _Search(strategy).run(list(sizes), [capacities[position] for position in kept])
+        found = _Search(strategy, max_steps).run(list(sizes), [capacities[position] for position in kept])
     except _OutOfStepsError:
         return None
     if found.places is None:
         return found
-    return Found([tuple(kept[bin_] for bin_ in place) for place in found.places])
+    return Found([tuple(kept[bin_] for bin_ in place) for place in found.places], found.steps)
 
 
 class _Search:
-    def __init__(self, strategy: str) -> None:
+    def __init__(self, strategy: str, max_steps: int) -> None:
+        self.max_steps = max_steps
         self.strategy = strategy
         self.steps = 0
         self.known: dict[tuple[tuple[int, ...], Bins], Cost | None] = {}
@@ -69,7 +71,7 @@ class _Search:
         bins = tuple((capacity, 0) for capacity in capacities)
         least = self.least(_sorted(sizes), _canonical(bins))
         if least is None:
-            return Found(None)
+            return Found(None, self.steps)
         places = []
         for index, size in enumerate(sizes):
             rest = _sorted(sizes[index + 1 :])
@@ -80,7 +82,7 @@ class _Search:
                     bins, least = after, onward
                     places.append(positions)
                     break
-        return Found(places)
+        return Found(places, self.steps)
 
     def least(self, sizes: tuple[int, ...], bins: Bins) -> Cost | None:
         """The least cost of placing these items (largest first) into these bins, or None."""
@@ -130,7 +132,7 @@ class _Search:
 
     def count(self, bins: int) -> None:
         self.steps += 1 + bins
-        if self.steps > MAX_STEPS:
+        if self.steps > self.max_steps:
             raise _OutOfStepsError
 
     def splits(self, left: int, bins: Bins, start: int, most: dict[tuple[int, int], int], chosen: Option) -> Iterator[Option]:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from rl_cluster.packing import Packing, Places, pack, packing_cost
+from rl_cluster.packing import MAX_STEPS, Packing, Places, pack, packing_cost
 
-MAX_STEPS = 3_000  # of the exhaustive search: tries of one set of segments in one domain
-MAX_ITEMS = 24
+MAX_ITEMS = 24  # of the exhaustive search
+MAX_DOMAINS = 100
+STEPS_PER_TRY = 50
 
 Shape = tuple[int, ...]  # the sizes of a segment, largest first
 Cost = tuple[int, int, int]
@@ -39,12 +40,16 @@ def pack_segments(
     members = domain_members(capacities, domains, segment_size=segment_size, smallest=smallest)
     task = _Task(sizes, capacities, segments, members, strategy)
     try:
-        counts, proven = task.exact(), True
+        counts = task.exact()
+        return Packing(None, True) if counts is None else Packing(task.place(counts, max_steps=MAX_STEPS), True)
     except _OutOfStepsError:
-        counts, proven = task.greedy(), False
-        if counts is None:
-            return Packing(None, len({task.shapes[index] for index in range(len(segments) - 1)}) <= 1 and not task.guessed)
-    return Packing(None, True) if counts is None else Packing(task.place(counts), proven)
+        counts = task.greedy()
+    if counts is None:
+        # Alike segments are counted per domain, and no count depends on another domain.
+        return Packing(None, len(set(task.shapes)) == 1 and not task.guessed)
+    places = task.place(counts, max_steps=MAX_STEPS // 20 if len(sizes) <= MAX_ITEMS else 0)
+    cost = packing_cost(places, strategy=strategy)
+    return Packing(places, strategy == "STRICT_SPREAD" or (strategy == "SPREAD" and cost[:2] == (0, 0)))
 
 
 def domain_members(capacities: Sequence[int], domains: Sequence[str | None], *, segment_size: int, smallest: int) -> list[list[int]]:
@@ -85,19 +90,26 @@ class _Task:
         self.steps = 0
         self.guessed = False  # a "does not fit" of a domain was not proven
         self.costs: dict[tuple[tuple[int, ...], tuple[int, ...]], Cost | None] = {}
+        self.fitting: dict[tuple[tuple[int, ...], tuple[int, ...], str], bool] = {}
         self.known: dict[tuple[int, tuple[int, ...]], tuple[Cost, tuple[int, ...]] | None] = {}
 
     def items(self, counts: Sequence[int]) -> list[int]:
         return [size for kind, count in zip(self.kinds, counts, strict=True) for _ in range(count) for size in kind]
 
     def fits(self, domain: int, counts: Sequence[int], strategy: str) -> bool:
-        packing = pack(self.items(counts), self.rooms[domain], strategy=strategy)
-        self.guessed |= packing.places is None and not packing.proven
-        return packing.places is not None
+        items = self.items(counts)
+        if strategy in ("PACK", "SPREAD"):
+            return sum(items) <= sum(self.rooms[domain])  # split items fit wherever the totals do
+        key = tuple(self.rooms[domain]), tuple(counts), strategy  # domains are mostly alike
+        if key not in self.fitting:
+            packing = pack(items, self.rooms[domain], strategy=strategy, max_steps=0)
+            self.guessed |= packing.places is None and not packing.proven
+            self.fitting[key] = packing.places is not None
+        return self.fitting[key]
 
     # --- small: every assignment ---
     def exact(self) -> list[tuple[int, ...]] | None:
-        if len(self.sizes) > MAX_ITEMS:
+        if len(self.sizes) > MAX_ITEMS or len(self.members) > MAX_DOMAINS:
             raise _OutOfStepsError
         answer = []
         left = self.wanted
@@ -131,11 +143,9 @@ class _Task:
             return 0, 0, 0
         key = tuple(self.rooms[domain]), counts
         if key not in self.costs:
-            self.steps += 1
-            if self.steps > MAX_STEPS:
-                raise _OutOfStepsError
-            packing = pack(self.items(counts), self.rooms[domain], strategy=self.strategy)
-            if not packing.proven:
+            packing = pack(self.items(counts), self.rooms[domain], strategy=self.strategy, max_steps=MAX_STEPS - self.steps)
+            self.steps += STEPS_PER_TRY + packing.steps
+            if self.steps > MAX_STEPS or not packing.proven:
                 raise _OutOfStepsError
             self.costs[key] = None if packing.places is None else packing_cost(packing.places, strategy=self.strategy)
         return self.costs[key]
@@ -168,7 +178,7 @@ class _Task:
                 left[kind] -= low
         return None if any(left) else [tuple(counts) for counts in answer]
 
-    def place(self, answer: Sequence[Sequence[int]]) -> Places:
+    def place(self, answer: Sequence[Sequence[int]], *, max_steps: int) -> Places:
         """The bins of every bundle; of segments of one shape the earlier one goes to the earlier domain."""
         places: Places = [()] * len(self.sizes)
         queues = {kind: [s for s, shape in zip(self.segments, self.shapes, strict=True) if shape == kind] for kind in self.kinds}
@@ -181,7 +191,7 @@ class _Task:
             given.append((positions, sorted(taken)))
         for positions, indices in given:
             rooms = [self.capacities[position] for position in positions]
-            packing = pack([self.sizes[index] for index in indices], rooms, strategy=self.strategy)
+            packing = pack([self.sizes[index] for index in indices], rooms, strategy=self.strategy, max_steps=max_steps)
             assert packing.places is not None, "the domain was found to have room"
             for index, place in zip(indices, packing.places, strict=True):
                 places[index] = tuple(positions[bin_] for bin_ in place)
