@@ -279,4 +279,18 @@ def register_schemas() -> None:
         cluster = node.cluster if kind is RunSpec else node if kind is ClusterSpec else None
         if cluster is not None:
             cluster.num_nodes = None
+        _open_mappings(node)
         store.store(group=SCHEMA_GROUP, name=group, node=node, provider="rl_cluster")
+
+
+def _open_mappings(node: DictConfig) -> None:
+    """Let a mapping take new keys from the command line: worker.kwargs={lr: 0.1}, where Hydra would ask for +worker.kwargs."""
+    from omegaconf import DictConfig, OmegaConf
+
+    for key in node:
+        child = node[key]
+        if isinstance(child, DictConfig):
+            if attrs.has(OmegaConf.get_type(child) or object):
+                _open_mappings(child)
+            else:
+                OmegaConf.set_struct(child, False)
