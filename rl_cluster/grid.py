@@ -112,7 +112,8 @@ def render_grid(picture: Picture, *, width: int | None = None, color: bool = Fal
     lines.append([])
     above = 0
     for block in blocks:
-        lines.append([(" " * margin + _border(above, block.columns, cell_width), "dim")])
+        if above or block.columns:
+            lines.append([(" " * margin + _border(above, block.columns, cell_width), "dim")])
         above = block.columns
         if not block.columns:
             lines.append([(block.head[0], "bold"), ("  (no bundles)", "dim")])

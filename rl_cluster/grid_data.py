@@ -36,11 +36,12 @@ def create_visualization_grid(bundle_counts: Sequence[int], worker_groups: Any =
     if not columns:
         return {"empty": True}
     rows: list[dict[str, Any]] = []
+    places = _places(groups)
     cell_width = GLOBAL_CELL_WIDTH if is_global_view else SINGLE_CELL_WIDTH
     for node_idx, count in enumerate(bundle_counts):
         if not count:
             continue
-        by_gpu = [get_worker_cells(node_idx, gpu_idx, groups, cell_width, is_global_view) for gpu_idx in range(count)]
+        by_gpu = [_texts(places, (node_idx, gpu_idx), cell_width, is_global_view) for gpu_idx in range(count)]
         padding = [""] * (columns - count)
         rows.append(
             {
@@ -82,15 +83,25 @@ def get_worker_cells(
         cell_width: Least columns of a text.
         is_global_view: Whether the texts name the group.
     """
+    return _texts(_places(worker_groups), (node_idx, gpu_idx), cell_width, is_global_view)
+
+
+_Places = list[dict[tuple[int, int], list[str]]]  # per group: the workers of each (logical node, bundle)
+
+
+def _places(worker_groups: Sequence[WorkerGroupLike]) -> _Places:
+    places: _Places = [{} for _ in worker_groups]
+    for place, group in zip(places, worker_groups, strict=True):
+        for worker, metadata in enumerate(group.worker_metadata):
+            place.setdefault((metadata["node_idx"], cell_of(metadata)), []).append(str(worker))
+    return places
+
+
+def _texts(places: _Places, where: tuple[int, int], cell_width: int, is_global_view: bool) -> list[str]:
     texts = []
-    for index, group in enumerate(worker_groups):
-        workers = [
-            str(worker)
-            for worker, metadata in enumerate(group.worker_metadata)
-            if metadata["node_idx"] == node_idx and cell_of(metadata) == gpu_idx
-        ]
+    for index, place in enumerate(places):
         prefix = f" G{index}:W" if is_global_view else " W "
-        texts.append((f"{prefix}{','.join(workers)} " if workers else "").ljust(cell_width))
+        texts.append((f"{prefix}{','.join(place[where])} " if where in place else "").ljust(cell_width))
     return texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import json
@@ -133,14 +134,14 @@ def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> Pat
 
 
 def json_safe(value: Any) -> Any:
-    """The value as JSON can hold it: attrs instances and mappings as dicts, sets and tuples as lists, paths as text, the rest marked.
+    """The value as JSON can hold it: records and mappings as dicts, sets and tuples as lists, paths as text, the rest marked.
 
     Args:
         value: Anything.
 
     Returns:
-        Plain values. What has no JSON form (NaN and infinities too), is nested more than 32 deep or has more than 100,000 items, becomes
-        ``{"_repr": ..., "_type": ...}``.
+        Plain values. What has no JSON form (NaN and infinities too) becomes ``{"_repr": ..., "_type": ...}`` in its place; so does the
+        whole value if it is nested more than 32 deep or has more than 100,000 items.
     """
     try:
         return _safe(value, 0, itertools.count())
@@ -149,16 +150,14 @@ def json_safe(value: Any) -> Any:
 
 
 class _TooLarge(Exception):
-    """Something has more items than a report holds (or holds itself, again and again)."""
+    """Something has more items than a report holds, or holds itself."""
 
 
 def _safe(value: Any, depth: int, items: Iterator[int]) -> Any:
-    if next(items) > ITEM_LIMIT:
+    if depth > DEPTH_LIMIT or next(items) > ITEM_LIMIT:
         raise _TooLarge
     if value is None or type(value) in (bool, str):
         return value
-    if depth > DEPTH_LIMIT:
-        return _marked(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -167,6 +166,8 @@ def _safe(value: Any, depth: int, items: Iterator[int]) -> Any:
         return str(value)
     if has(type(value)):
         return _safe(asdict(value, recurse=False), depth, items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _safe(getattr(value, field.name), depth + 1, items) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _safe(item, depth + 1, items) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -184,7 +185,7 @@ def _marked(value: Any) -> dict[str, str]:
     short.maxother = short.maxstring = REPR_LIMIT
     try:
         text = short.repr(value)
-    except Exception as error:  # a foreign repr may raise anything
+    except Exception as error:  # reprlib goes by the class's name: a foreign class called "list" need not be one
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     return {"_repr": text, "_type": f"{type(value).__module__}.{type(value).__qualname__}"}
 

@@ -86,9 +86,10 @@ def validate_report(report: Mapping[str, Any]) -> list[str]:
             problems.append(f"report.workers[{index}].result: must be there, got nothing")
     if report["layout"] is not None:
         layout = report["layout"]
-        problems += _problems("report.layout", layout, LAYOUT_FIELDS)
-        for name, fields in (("nodes", NODE_FIELDS), ("bundles", BUNDLE_FIELDS)):
-            for index, item in enumerate(layout.get(name) or ()):
+        broken = _problems("report.layout", layout, LAYOUT_FIELDS)
+        problems += broken
+        for name, fields in () if broken else (("nodes", NODE_FIELDS), ("bundles", BUNDLE_FIELDS)):
+            for index, item in enumerate(layout[name]):
                 problems += _problems(f"report.layout.{name}[{index}]", item, fields)
     for name, seconds in report["timings_s"].items():
         if isinstance(seconds, bool) or not isinstance(seconds, NUMBER):

@@ -200,7 +200,7 @@ def _draw_cell(cell: GridCell, card: _Card, x: float, y: float, picture: Picture
         ranks = ",".join(f"{worker.rank}{worker.mark}" for worker in workers)
         kind = "bad" if "!" in ranks else "skip" if "~" in ranks else ""
         status = ", ".join(dict.fromkeys(worker.status for worker in workers if worker.status))
-        tip = f"{group} rank {ranks}: {where}" + (f", binding {status}" if status else "")
+        tip = f"{group} rank {','.join(str(worker.rank) for worker in workers)}: {where}" + (f", binding {status}" if status else "")
         shapes.append(_rect(left, top, width, WORKER_HEIGHT, kind, radius=3, fill=colors[group], tip=tip))
         ink = "on-light" if _is_light(colors[group]) else "on-dark"
         shapes.append(_text(middle, top + 14.5, _clip(ranks, width, 12), f"rank {ink}", anchor="middle"))
