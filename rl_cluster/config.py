@@ -253,12 +253,12 @@ def describe_compose_error(error: BaseException, overrides: Sequence[str]) -> li
 
     Args:
         error: what Hydra raised (with HYDRA_FULL_ERROR=1).
-        overrides: the command-line words, those of Hydra itself (``hydra.*``) may be among them.
+        overrides: the command-line words (``sys.argv[1:]``); Hydra's flags and its own keys (``hydra.*``) may be among them.
     """
     from rl_cluster import options
 
     problems: list[str] = []
-    for words in options.without_sweeps(overrides):
+    for words in options.without_sweeps(options.override_words(overrides)):
         try:
             load_run(words)
         except ConfigError as found:

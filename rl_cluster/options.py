@@ -67,6 +67,14 @@ def run_tree(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     return tree, problems
 
 
+_FLAGS_WITH_A_VALUE = frozenset("--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --info -i".split())
+
+
+def override_words(argv: Sequence[str]) -> list[str]:
+    """The overrides among command-line words: without Hydra's flags and their values."""
+    return [word for before, word in zip(["", *argv], argv, strict=False) if not word.startswith("-") and before not in _FLAGS_WITH_A_VALUE]
+
+
 def without_sweeps(overrides: Sequence[str]) -> Iterator[list[str]]:
     """The words with each sweep (``a=1,2``) replaced by one of its values: all first values, then each other value in its turn."""
     parsed = _parse(overrides, [])

@@ -235,6 +235,12 @@ def test_a_sweep_is_looked_at_value_by_value() -> None:
     ]
 
 
+def test_hydras_flags_and_their_values_are_no_overrides() -> None:
+    """The whole command line can be given."""
+    words = ["-m", "--cfg", "job", "numa.membind=maybe", "-cn", "rl_cluster", "--resolve"]
+    assert describe_compose_error(ValueError("x"), words) == ["numa.membind: must be true or false, got 'maybe'"]
+
+
 def test_an_error_that_has_nothing_to_do_with_our_keys_is_told_in_one_line() -> None:
     """Hydra's own words, without its line breaks."""
     assert describe_compose_error(ValueError("Could not find\n  'hydra/launcher/x'\n"), ["hydra/launcher=x"]) == [
