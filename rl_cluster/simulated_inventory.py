@@ -1,0 +1,84 @@
+"""The nodes that a simulated Ray cluster starts for a spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.packing import pack
+from rl_cluster.schema import ClusterSpec, RaySpec
+from rl_cluster.selectors import parse_selector
+from rl_cluster.topology import DOMAIN_LABEL, TOPO_RANK_LABEL
+
+
+def simulated_inventory(spec: ClusterSpec, ray_spec: RaySpec) -> Inventory:
+    """As many nodes as a spec needs, each as large as its largest logical node, with the labels that it asks for.
+
+    ``ray.simulated_nodes``, ``ray.simulated_gpus_per_node`` and ``ray.simulated_cpus_per_node`` say it otherwise. With fewer
+    accelerators per node than a logical node has, there are as many nodes as its strategy needs (or one per logical node where
+    no number will do: the plan then says why).
+
+    Args:
+        spec: A spec whose number of bundles is known.
+        ray_spec: The simulated sizes.
+
+    Returns:
+        Nodes with nothing held, the first of them the head; with ``cluster.use_head=never`` a head without resources comes before them.
+    """
+    counts = [count for count in spec.bundle_counts if count]
+    largest = max(counts, default=1)
+    each = spec.bundle_resources
+    bundles = largest
+    if spec.use_gpus and ray_spec.simulated_gpus_per_node is not None:
+        bundles = ray_spec.simulated_gpus_per_node
+    cpus: float = math.ceil(each.get("CPU", 0.0) * max(bundles, 1))
+    if ray_spec.simulated_cpus_per_node is not None:
+        cpus = ray_spec.simulated_cpus_per_node
+        if each.get("CPU"):
+            bundles = min(bundles, int(cpus / each["CPU"] + 1e-9)) if spec.use_gpus else int(cpus / each["CPU"] + 1e-9)
+    total = {"CPU": float(max(cpus, 1))}
+    if spec.use_gpus:
+        gpus = largest if ray_spec.simulated_gpus_per_node is None else ray_spec.simulated_gpus_per_node
+        total[spec.accelerator] = float(gpus)
+    total.update({name: amount * max(bundles, 1) for name, amount in spec.resources.items()})
+    labels = _labels(spec)
+    number = ray_spec.simulated_nodes or _nodes_needed(counts, bundles, spec)
+    per_domain = spec.segment_size
+    if per_domain is not None and counts:
+        per_domain = max(1, math.ceil(number * per_domain / len(counts)))
+    nodes = []
+    if spec.use_head == "never":
+        nodes.append(PhysicalNode("simulated-head", "127.0.0.1", {"CPU": 0.0}, {"CPU": 0.0}, hostname="simulated", is_head=True))
+    for index in range(number):
+        address = f"127.0.{(len(nodes) + 1) // 250}.{(len(nodes) + 1) % 250}"
+        # Ray gives the first node this machine's own address, so the order is said by a label.
+        place = {TOPO_RANK_LABEL: str(index)}
+        domain = {DOMAIN_LABEL: f"simulated-{index // per_domain}"} if per_domain is not None else {}
+        is_head = index == 0 and spec.use_head != "never"
+        name = f"simulated-{index}"
+        nodes.append(PhysicalNode(name, address, total, total, hostname="simulated", labels={**labels, **place, **domain}, is_head=is_head))
+    return Inventory(tuple(nodes), source="a simulated cluster, made up to fit", simulated=True)
+
+
+def _nodes_needed(counts: Sequence[int], bundles: int, spec: ClusterSpec) -> int:
+    if not counts:
+        return 1
+    apart = spec.strategy in ("SPREAD", "STRICT_SPREAD") or spec.segment_size is not None
+    fewest = len(counts) if apart else 1
+    most = max(len(counts), math.ceil(sum(counts) / bundles) if bundles else 1)
+    strategy = "SPREAD" if spec.strategy == "STRICT_SPREAD" else spec.strategy
+    number = max(fewest, min(most, math.ceil(sum(counts) / bundles) if bundles else 1))
+    while number < most and pack(counts, [bundles] * number, strategy=strategy).places is None:
+        number += 1
+    return number
+
+
+def _labels(spec: ClusterSpec) -> dict[str, str]:
+    """Labels that fulfil the selector; what must not be is left out."""
+    labels = {}
+    for key, value in spec.label_selector.items():
+        wanted, values = parse_selector(value, where=f"cluster.label_selector.{key}")
+        if wanted:
+            labels[key] = min(values)
+    return labels
