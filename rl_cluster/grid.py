@@ -133,7 +133,7 @@ def render_grid(picture: Picture, *, width: int | None = None, color: bool = Fal
     lines += [[], *_legend(picture, full)] if picture.nodes else []
     paint = _painter(color)
     text = "\n".join("".join(paint(text, style) for text, style in line if text).rstrip() for line in lines)
-    return text.translate(ASCII) if ascii_only else text
+    return text.translate(ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
 
 def _rows(node: GridNode, picture: Picture, full: bool) -> list[_Row]:

@@ -127,10 +127,11 @@ def build_role_picture(
 
     Args:
         layouts: The layouts by the name of their cluster.
-        groups: For each cluster, its running workers by the name of their group.
+        groups: For each cluster, its running workers by the name of their group. Names that occur in several clusters are drawn as
+            ``cluster.group``.
         title: The heading; default: the size of all in words.
     """
-    groups = groups or {}
+    groups = _qualified(groups or {})
     machines = _machine_names(layouts.values(), [record for named in groups.values() for records in named.values() for record in records])
     statuses = [
         record.binding.cpu_status for named in groups.values() for records in named.values() for record in records if record.binding
@@ -222,6 +223,14 @@ def cell_of(metadata: Mapping[str, Any]) -> int:
 def count_of(count: int, noun: str) -> str:
     """``1 worker``, ``2 workers``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _qualified(groups: Mapping[str, Mapping[str, Sequence[WorkerRecord]]]) -> dict[str, dict[str, Sequence[WorkerRecord]]]:
+    times = Counter(group for named in groups.values() for group in named)
+    return {
+        cluster: {f"{cluster}.{group}" if times[group] > 1 else group: records for group, records in named.items()}
+        for cluster, named in groups.items()
+    }
 
 
 def _cell(bundle_idx: int, here: Sequence[tuple[str, WorkerRecord]], some_bound: bool) -> GridCell:

@@ -121,8 +121,8 @@ def _card(node: GridNode, picture: Picture, cell: float) -> _Card:
         by_numa.setdefault(bundle.numa, []).append(bundle)
     numas = []
     for numa, cells in by_numa.items():
-        cpus = {bundle.cpus for bundle in cells if bundle.cpus}
-        shown = f"CPUs {cpus.pop()}" if len(cpus) == 1 else ""
+        cpus = dict.fromkeys(bundle.cpus for bundle in cells if bundle.cpus)
+        shown = f"CPUs {' / '.join(cpus)}" if cpus else ""
         label = " · ".join(text for text in (f"NUMA {numa}" if numa else "", shown) if text)
         columns = min(len(cells), CELLS_PER_LINE)
         numas.append(_Numa(label, tuple(cells), columns, -(-len(cells) // columns)))

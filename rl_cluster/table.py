@@ -112,7 +112,7 @@ def _by_rank(row: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _end_of(text: str, room: int) -> str:
-    return text if len(text) <= room else "…" + text[len(text) - room + 1 :]
+    return text if len(text) <= room else "..." + text[len(text) - room + 3 :]
 
 
 def _rich(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -72,7 +72,7 @@ def test_all_checks_hold_for_what_was_planned(layout: Any, workers: None) -> Non
     assert [item for item in checks.values() if not item.ok] == []
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[Callable[[Workers], Workers], str, str]] = {
     "missing": (lambda workers: workers[:3], "ranks", "rank 3 is missing"),
     "no_workers": (lambda workers: [], "ranks", "rank 0 is missing; rank 1 is missing; rank 2 is missing; rank 3 is missing"),
     "twice": (evolve(3, rank=2), "ranks", "rank 3 is missing; rank 2 is held by 2 workers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,7 @@ def foreign(name: str, places: list[tuple[int, int]]) -> Any:
     )
 
 
-DRAWINGS = {
+DRAWINGS: dict[str, Callable[[], str]] = {
     "plan_2x8": lambda: render_grid(build_picture(TWO)),
     "workers_1x1": lambda: render_grid(build_picture(make_layout([1]), {"worker": make_workers(make_layout([1]))})),
     "workers_2x8": lambda: render_grid(build_picture(TWO, {"worker": make_workers(TWO)}), width=80),
@@ -109,7 +110,7 @@ def test_every_line_of_a_box_has_the_same_corners() -> None:
 
 def test_ascii_has_no_other_characters() -> None:
     """For an output without box characters the whole drawing is ASCII."""
-    assert render_grid(build_picture(SPLIT, {"worker": make_workers(SPLIT)}), ascii_only=True).isascii()
+    assert render_grid(build_picture(SPLIT, {"политика": make_workers(SPLIT)}), ascii_only=True).isascii()
 
 
 def test_color_only_adds_escapes() -> None:
@@ -146,6 +147,14 @@ def test_machines_of_one_address_are_told_apart() -> None:
     layout = make_layout([1, 1])
     layout = attrs.evolve(layout, nodes=tuple(attrs.evolve(node, address="127.0.0.1") for node in layout.nodes))
     assert [node.machine for node in build_picture(layout).nodes] == ["127.0.0.1 (000000)", "127.0.0.1 (010101)"]
+
+
+def test_groups_of_one_name_in_two_clusters_are_told_apart() -> None:
+    """Each group has a row of its own, under the name of its cluster."""
+    workers = {"policy": {"worker": make_workers(POLICY)}, "generation": {"worker": make_workers(GENERATION)}}
+    picture = build_role_picture({"policy": POLICY, "generation": GENERATION}, workers)
+    assert [group.name for group in picture.groups] == ["policy.worker", "generation.worker"]
+    assert [cell.workers[0].group for node in picture.nodes for cell in node.cells] == ["policy.worker"] * 4 + ["generation.worker"] * 4
 
 
 def test_detail_full_shows_numa_at_any_size() -> None:

@@ -63,7 +63,7 @@ def test_a_narrow_page_shortens_the_interpreter() -> None:
     worker = attrs.evolve(WORKERS[0], python="/a/long/way/to/the/environment/bin/python")
     text = render_table([worker], width=70)
     assert max(map(len, text.splitlines())) == 70
-    assert "…nvironment/bin/python" in text
+    assert "...ironment/bin/python" in text
 
 
 def test_the_coloured_table_has_the_same_text() -> None:
