@@ -72,13 +72,13 @@ def _build(cfg: object, kind: type, path: str, problems: list[str]) -> object:
     """The spec, or None after at least one problem was noted."""
     if isinstance(cfg, kind):
         return cfg
-    if not isinstance(cfg, Mapping) or (_is_lazy(cfg) and _is_void(cfg)):
+    if not isinstance(_unresolved(cfg), Mapping):
         problems.append(_not_a_node(cfg, kind, path))
         return None
     values: dict[str, object] = {}
     before = len(problems)
     types = rules.field_types(kind)
-    for key, value in _items(cfg, path, problems):
+    for key, value in _items(cast("Mapping[Any, Any]", cfg), path, problems):
         if key not in types:
             problems.append(_unknown_key(key, value, kind, path))
         elif isinstance(value, str) and value == "???":
@@ -97,13 +97,6 @@ def _build(cfg: object, kind: type, path: str, problems: list[str]) -> object:
     except ConfigError as error:
         problems.extend(_join(path, problem) for problem in error.problems)
         return None
-
-
-def _is_void(cfg: object) -> bool:
-    from omegaconf import OmegaConf
-
-    node: Any = cfg
-    return bool(node._is_none() or node._is_missing() or OmegaConf.is_interpolation(node))
 
 
 def _items(cfg: Mapping[Any, Any], path: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
@@ -258,11 +251,11 @@ def describe_compose_error(error: BaseException, overrides: Sequence[str]) -> li
     from rl_cluster import options
 
     problems: list[str] = []
+    foreign = options.has_folders_of_others(overrides)
     for words in options.without_sweeps(options.override_words(overrides)):
-        try:
-            load_run(words)
-        except ConfigError as found:
-            problems.extend(problem for problem in found.problems if problem not in problems)
+        tree, found = options.run_tree(words, foreign=foreign)
+        _build(tree, RunSpec, "", found)
+        problems.extend(problem for problem in found if problem not in problems)
     return problems or ["config: " + " ".join(str(error).split())]
 
 

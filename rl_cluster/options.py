@@ -9,6 +9,7 @@ typed tree would stop at the first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from rl_cluster import rules
@@ -42,11 +43,16 @@ def group_tree(group: str, name: str, overrides: Sequence[str]) -> tuple[DictCon
         key = str(override.key_or_group)
         first = key.split(".")[0]
         _apply(tree, key if first == group and first not in keys else f"{group}.{key}", override, word, problems)
-    return cast("DictConfig", tree[group]), problems
+    return cast("DictConfig", tree.get(group)), problems
 
 
-def run_tree(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """The keys of ``run.py``'s config after the command-line words, and the problems of the words themselves."""
+def run_tree(overrides: Sequence[str], *, foreign: bool = False) -> tuple[DictConfig, list[str]]:
+    """The keys of ``run.py``'s config after the command-line words, and the problems of the words themselves.
+
+    Args:
+        overrides: the words.
+        foreign: other folders may offer options too, so that an unknown one is no problem.
+    """
     from omegaconf import OmegaConf
 
     problems: list[str] = []
@@ -54,20 +60,22 @@ def run_tree(overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
     values: list[tuple[str, Override]] = []
     for word, override in _parse(overrides, problems):
         key = str(override.key_or_group)
-        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+        if override.is_hydra_override():
             continue
         if key in choices and override.package is None and not override.is_delete() and isinstance(override.value(), (str, int)):
             choices[key] = str(override.value())
         else:
             values.append((word, override))
-    parts: dict[str, Any] = {group: _read_option(group, name, problems) or {} for group, name in choices.items()}
+    missing: list[str] = [] if foreign else problems
+    parts: dict[str, Any] = {group: _read_option(group, name, missing) or {} for group, name in choices.items()}
     tree = cast("DictConfig", OmegaConf.merge(OmegaConf.create(parts), body))
     for word, override in values:
         _apply(tree, str(override.key_or_group), override, word, problems)
     return tree, problems
 
 
-_FLAGS_WITH_A_VALUE = frozenset("--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --info -i".split())
+_FOLDER_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+_FLAGS_WITH_A_VALUE = frozenset(["--cfg", "-c", "--package", "-p", "--info", "-i", *_FOLDER_FLAGS])
 
 
 def override_words(argv: Sequence[str]) -> list[str]:
@@ -75,29 +83,34 @@ def override_words(argv: Sequence[str]) -> list[str]:
     return [word for before, word in zip(["", *argv], argv, strict=False) if not word.startswith("-") and before not in _FLAGS_WITH_A_VALUE]
 
 
+def has_folders_of_others(argv: Sequence[str]) -> bool:
+    """May options come from other folders than ours?"""
+    return any(word.split("=")[0].lstrip("+") in (*_FOLDER_FLAGS, "hydra.searchpath") for word in argv)
+
+
 def without_sweeps(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """The words with each sweep (``a=1,2``) replaced by one of its values: all first values, then each other value in its turn."""
-    parsed = _parse(overrides, [])
-    unreadable = [word for word in overrides if word not in {text for text, _ in parsed}]
-    alternatives = [_alternatives(word, override) for word, override in parsed]
-    base = unreadable + [words[0] for words in alternatives]
-    yield base
-    seen = 0
-    for index, words in enumerate(alternatives):
-        for word in words[1:]:
-            seen += 1
-            if seen > _SWEPT_LIMIT:
-                return
-            yield [*base[: len(unreadable) + index], word, *base[len(unreadable) + index + 1 :]]
+    """The words with each sweep (``a=1,2``) replaced by one of its values: all first values, then each other value in its turn.
+
+    A sweep whose values are not written out (``glob(*)``) is left out.
+    """
+    parsed = dict(_parse(overrides, []))
+    alternatives = [_alternatives(word, parsed.get(word)) for word in overrides]
+    first = [words[:1] for words in alternatives]
+    yield list(chain.from_iterable(first))
+    others = [(index, word) for index, words in enumerate(alternatives) for word in words[1:]]
+    for index, word in others[:_SWEPT_LIMIT]:
+        yield list(chain.from_iterable([*first[:index], [word], *first[index + 1 :]]))
 
 
-def _alternatives(word: str, override: Override) -> list[str]:
-    from hydra.core.override_parser.types import ChoiceSweep
+def _alternatives(word: str, override: Override | None) -> list[str]:
+    from hydra.core.override_parser.types import ValueType
 
-    if not (override.is_sweep_override() and isinstance(override.value(), ChoiceSweep)):
+    if override is None or not override.is_sweep_override():
         return [word]
+    if not override.is_discrete_sweep() or override.value_type == ValueType.GLOB_CHOICE_SWEEP:
+        return []
     prefix = word.partition("=")[0]
-    return [f"{prefix}={item}" for item in override.sweep_string_iterator()] or [word]
+    return [f"{prefix}={item}" for item in islice(override.sweep_string_iterator(), _SWEPT_LIMIT)]
 
 
 def _primary() -> tuple[dict[str, str], DictConfig]:

@@ -236,7 +236,8 @@ from hydra import version
 from hydra.core.config_store import ConfigStore
 from omegaconf.basecontainer import BaseContainer
 def state():
-    return version.getbase(), copy.deepcopy(ConfigStore.instance().repo), sorted(kind.__name__ for kind in Singleton._instances), set(BaseContainer._resolvers)
+    singletons = version.getbase(), sorted(kind.__name__ for kind in Singleton._instances)
+    return singletons, copy.deepcopy(ConfigStore.instance().repo), set(BaseContainer._resolvers)
 before = state()
 import rl_cluster.options
 rl_cluster.config.load_run(["cluster=2x8_spread"])

@@ -135,6 +135,7 @@ REFUSED = {
         ],
     ),
     "value_for_a_group": (["numa=[1]"], ["numa: must be a group of keys (NumaSpec), got [1]"]),
+    "sweep_without_multirun": (["cluster=1x8", "cluster.num_nodes=1,2"], ["config: Ambiguous value for argument 'cluster.num_nodes=1,2' "]),
     "item_there_already": (
         ["cluster=1x8", "+cluster.num_nodes=2"],
         ["config: Could not append to config. An item is already at 'cluster.num_nodes'."],

@@ -235,6 +235,23 @@ def test_a_sweep_is_looked_at_value_by_value() -> None:
     ]
 
 
+def test_every_written_out_sweep_is_looked_at_and_no_other() -> None:
+    """A range says its values, a glob over options only Hydra can say."""
+    words = ["cluster=glob(2x8*)", "cluster.num_nodes=range(-1,2)", "ray=local"]
+    assert describe_compose_error(ValueError("x"), words) == [
+        "cluster.num_nodes: must be at least 1, got -1",
+        "cluster.num_nodes: must be at least 1, got 0",
+    ]
+
+
+@pytest.mark.parametrize("words", [["--config-dir", "mine"], ["--config-dir=mine"], ["hydra.searchpath=[mine]"]], ids=" ".join)
+def test_an_option_of_another_folder_is_no_problem_but_a_bad_value_is(words: list[str]) -> None:
+    """Ours are not the only options then."""
+    assert describe_compose_error(ValueError("x"), ["cluster=mine", "numa.membind=maybe", *words]) == [
+        "numa.membind: must be true or false, got 'maybe'"
+    ]
+
+
 def test_hydras_flags_and_their_values_are_no_overrides() -> None:
     """The whole command line can be given."""
     words = ["-m", "--cfg", "job", "numa.membind=maybe", "-cn", "rl_cluster", "--resolve"]
