@@ -42,13 +42,13 @@ def _look(address: str | None, *, holders: bool) -> str:
     from rl_cluster.inventory_file import dump_inventory
     from rl_cluster.schema import RaySpec
 
-    spec = RaySpec(address=address)
-    if session.address_in_reach(spec) is None:
+    found = session.address_in_reach(RaySpec(address=address))
+    if found is None:
         raise ClusterUnreachableError(
             "--address: must be a running Ray cluster, got none (looked at $RAY_ADDRESS and this machine). Fix: --address HOST:PORT",
             address=None,
         )
-    with session.open_ray(spec):
+    with session.open_ray(RaySpec(address=found)):
         return dump_inventory(session.look_around(holders=holders))
 
 

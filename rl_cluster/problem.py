@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.packing import Packing, pack
+from rl_cluster.packing import MAX_STEPS, Packing, pack
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.segments import pack_segments, segment_notes
 from rl_cluster.selectors import unusable_reasons
@@ -31,13 +30,32 @@ class Problem:
     free: tuple[int, ...]  # bundles that each node takes now; 0 where it may not be used
     total: tuple[int, ...]  # the same with nothing held
 
-    def solve(self, capacities: Sequence[int], *, sizes: Sequence[int] | None = None, strategy: str | None = None) -> Packing:
+    def solve(
+        self, capacities: Sequence[int], *, sizes: Sequence[int] | None = None, strategy: str | None = None, max_steps: int = MAX_STEPS
+    ) -> Packing:
         """Packs these (or other) logical nodes by this (or another) strategy into nodes of these capacities."""
         sizes = self.sizes if sizes is None else sizes
         strategy = strategy or self.spec.strategy
         if self.spec.segment_size is None:
-            return pack(sizes, capacities, strategy=strategy)
-        return pack_segments(sizes, capacities, self.domains, segment_size=self.spec.segment_size, strategy=strategy)
+            return pack(sizes, capacities, strategy=strategy, max_steps=max_steps)
+        return pack_segments(sizes, capacities, self.domains, segment_size=self.spec.segment_size, strategy=strategy, max_steps=max_steps)
+
+    def capacities(
+        self, amounts: Sequence[Mapping[str, float]], *, each: Mapping[str, float] | None = None, allowed: Sequence[str] = ()
+    ) -> tuple[int, ...]:
+        """Bundles that each node takes of these amounts.
+
+        Args:
+            amounts: Resources of each node, in the order of ``nodes``.
+            each: What one bundle takes; default: the spec's.
+            allowed: Kinds of reasons (see `rl_cluster.selectors.unusable_reasons`) that are overlooked.
+        """
+        each = self.spec.bundle_resources if each is None else each
+        most = max(1, sum(self.sizes))
+        return tuple(
+            0 if reason and reason[0] not in allowed else bundle_capacity(amount, each, most=most)
+            for amount, reason in zip(amounts, self.unusable, strict=True)
+        )
 
     def segment_notes(self, places: Sequence[tuple[int, ...]]) -> list[str]:
         """What of the segments and domains remains over, for a person; empty without ``segment_size``."""
@@ -81,24 +99,6 @@ def state_problem(spec: ClusterSpec, inventory: Inventory) -> Problem:
             )
         no_domain = ("domain", f"belongs to no NVLink domain (label {DOMAIN_LABEL})")
         unusable = [reason or (None if domain else no_domain) for reason, domain in zip(unusable, domains, strict=True)]
-    sizes = tuple(spec.bundle_counts)
-    each = spec.bundle_resources
-    most = max(1, sum(sizes))
-
-    def capacities(amounts: Sequence[Mapping[str, float]]) -> tuple[int, ...]:
-        return tuple(0 if reason else bundle_capacity(amount, each, most=most) for amount, reason in zip(amounts, unusable, strict=True))
-
-    return Problem(
-        spec=spec,
-        nodes=nodes,
-        unusable=tuple(unusable),
-        domains=domains,
-        sizes=sizes,
-        free=capacities([node.free for node in nodes]),
-        total=capacities([node.total for node in nodes]),
-    )
-
-
-def is_whole(amount: float) -> bool:
-    """Whether an amount of a resource is written without a fraction."""
-    return math.isclose(amount, round(amount), abs_tol=1e-6)
+    problem = Problem(spec=spec, nodes=nodes, unusable=tuple(unusable), domains=domains, sizes=tuple(spec.bundle_counts), free=(), total=())
+    free = problem.capacities([node.free for node in nodes])
+    return evolve(problem, free=free, total=problem.capacities([node.total for node in nodes]))

@@ -21,7 +21,13 @@ Cost = tuple[int, int, int]
 
 
 def pack_segments(
-    sizes: Sequence[int], capacities: Sequence[int], domains: Sequence[str | None], *, segment_size: int, strategy: str
+    sizes: Sequence[int],
+    capacities: Sequence[int],
+    domains: Sequence[str | None],
+    *,
+    segment_size: int,
+    strategy: str,
+    max_steps: int = MAX_STEPS,
 ) -> Packing:
     """Places whole segments into domains; within a domain the strategy rules.
 
@@ -31,6 +37,7 @@ def pack_segments(
         domains: The domain of each bin; bins without one are never used.
         segment_size: Logical nodes per segment.
         strategy: As in `rl_cluster.packing.pack`.
+        max_steps: As in `rl_cluster.packing.pack`, for all domains together.
     """
     segments = [list(range(start, min(start + segment_size, len(sizes)))) for start in range(0, len(sizes), segment_size)]
     segments = [segment for segment in segments if any(sizes[index] for index in segment)]
@@ -40,7 +47,7 @@ def pack_segments(
     members = domain_members(capacities, domains, segment_size=segment_size, smallest=smallest)
     task = _Task(sizes, capacities, segments, members, strategy)
     try:
-        counts = task.exact()
+        counts = task.exact(max_steps)
         return Packing(None, True) if counts is None else Packing(task.place(counts, max_steps=MAX_STEPS), True)
     except _OutOfStepsError:
         counts = task.greedy()
@@ -87,7 +94,7 @@ class _Task:
         self.shapes: list[Shape] = [tuple(sorted((sizes[index] for index in segment), reverse=True)) for segment in segments]
         self.kinds: list[Shape] = list(dict.fromkeys(self.shapes))
         self.wanted = tuple(Counter(self.shapes)[kind] for kind in self.kinds)
-        self.steps = 0
+        self.steps = self.max_steps = 0
         self.guessed = False  # a "does not fit" of a domain was not proven
         self.costs: dict[tuple[tuple[int, ...], tuple[int, ...]], Cost | None] = {}
         self.fitting: dict[tuple[tuple[int, ...], tuple[int, ...], str], bool] = {}
@@ -108,9 +115,10 @@ class _Task:
         return self.fitting[key]
 
     # --- small: every assignment ---
-    def exact(self) -> list[tuple[int, ...]] | None:
+    def exact(self, max_steps: int) -> list[tuple[int, ...]] | None:
         if len(self.sizes) > MAX_ITEMS or len(self.members) > MAX_DOMAINS:
             raise _OutOfStepsError
+        self.max_steps = max_steps
         answer = []
         left = self.wanted
         for domain in range(len(self.members)):
@@ -143,9 +151,9 @@ class _Task:
             return 0, 0, 0
         key = tuple(self.rooms[domain]), counts
         if key not in self.costs:
-            packing = pack(self.items(counts), self.rooms[domain], strategy=self.strategy, max_steps=MAX_STEPS - self.steps)
+            packing = pack(self.items(counts), self.rooms[domain], strategy=self.strategy, max_steps=self.max_steps - self.steps)
             self.steps += STEPS_PER_TRY + packing.steps
-            if self.steps > MAX_STEPS or not packing.proven:
+            if self.steps > self.max_steps or not packing.proven:
                 raise _OutOfStepsError
             self.costs[key] = None if packing.places is None else packing_cost(packing.places, strategy=self.strategy)
         return self.costs[key]
