@@ -50,7 +50,7 @@ def read_affinity_file(path: str) -> AffinityFile:
         if os.path.islink(path):
             return AffinityFile(refusal=f"{path} is a symbolic link, not trusted", untrusted=True)
         return AffinityFile(refusal=f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}")
-    with open(handle, "rb") as file:
+    try:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
             return AffinityFile(refusal=f"{path} is not a regular file")
@@ -58,7 +58,9 @@ def read_affinity_file(path: str) -> AffinityFile:
             return AffinityFile(refusal=f"{path} belongs to user {facts.st_uid}, not trusted", untrusted=True)
         if facts.st_mode & stat.S_IWOTH:
             return AffinityFile(refusal=f"{path} is writable by everybody, not trusted", untrusted=True)
-        text = file.read(_MAX_BYTES).decode("utf-8", errors="replace")
+        text = os.read(handle, _MAX_BYTES).decode("utf-8", errors="replace")
+    finally:
+        os.close(handle)
     return _parse(path, text)
 
 

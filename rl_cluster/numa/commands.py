@@ -6,10 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 
 TIMEOUT_S = 8.0
+SLOW = "no answer within"  # marks the refusal of a command that was killed
 
 
 def run_command(command: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> tuple[str | None, str]:
@@ -22,21 +22,22 @@ def run_command(command: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> tupl
     Returns:
         Its standard output and ``""``; or None and why there is none (missing, exit status, too slow).
     """
-    # A file, no pipe: a killed command's children would keep a pipe open, and a process that hangs in the driver can't even be killed.
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, start_new_session=True)
-        except OSError as error:
-            return None, f"{command[0]}: {(error.strerror or 'cannot start').lower()}"
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it is left behind
-                process.wait(1.0)
-            return None, f"{command[0]}: no answer within {timeout_s:g} s"
-        if status != 0:
-            return None, f"{command[0]}: exit status {status}"
-        output.seek(0)
-        return output.read().decode("utf-8", errors="replace"), ""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        return None, f"{command[0]}: {(error.strerror or 'cannot start').lower()}"
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdout is not None:  # a process that hangs in the driver can't be killed and keeps its end: don't wait for that
+            process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        return None, f"{command[0]}: {SLOW} {timeout_s:g} s"
+    if process.returncode != 0:
+        return None, f"{command[0]}: exit status {process.returncode}"
+    return output.decode("utf-8", errors="replace"), ""

@@ -88,27 +88,24 @@ def list_nvml_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
     return tuple(Gpu(index=gpu.index, bus_id=gpu.bus_id, uuid=gpu.uuid, model=gpu.model) for gpu in nvml.gpus())
 
 
-def list_smi_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """GPUs that ``nvidia-smi`` lists, and why there are none."""
-    from rl_cluster.numa.commands import run_command  # here: a worker whose affinity file answers needs no subprocess
+SMI_QUERY = ("--query-gpu=index,pci.bus_id,uuid,name", "--format=csv,noheader")
+"""Arguments of the ``nvidia-smi`` call that `parse_smi_gpus` reads."""
 
-    text, refusal = run_command(["nvidia-smi", "--query-gpu=index,pci.bus_id,uuid,name", "--format=csv,noheader"])
+
+def parse_smi_gpus(text: str) -> tuple[Gpu, ...]:
+    """GPUs of the table that ``nvidia-smi`` prints for `SMI_QUERY`."""
     gpus = []
-    for line in (text or "").splitlines():
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",", 3)]
-        if len(cells) >= 3 and cells[0].isdigit():
-            model = cells[3] if len(cells) > 3 else ""
-            gpus.append(Gpu(index=int(cells[0]), bus_id=normalize_bus_id(cells[1]), uuid=cells[2] or None, model=model))
-    return tuple(gpus), refusal or ("" if gpus else "nvidia-smi lists no GPU")
+        if len(cells) == 4 and cells[0].isdecimal():
+            gpus.append(Gpu(index=int(cells[0]), bus_id=normalize_bus_id(cells[1]), uuid=cells[2] or None, model=cells[3]))
+    return tuple(gpus)
 
 
-def smi_parent_index(uuid: str) -> int | None:
+def parse_smi_parent(text: str, uuid: str) -> int | None:
     """Index of the GPU under which ``nvidia-smi -L`` lists a GPU or MIG UUID."""
-    from rl_cluster.numa.commands import run_command
-
-    text, _ = run_command(["nvidia-smi", "-L"])
     index = None
-    for line in (text or "").splitlines():
+    for line in text.splitlines():
         match = re.match(r"GPU (\d+):", line)
         if match is not None:
             index = int(match[1])

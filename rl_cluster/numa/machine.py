@@ -30,6 +30,7 @@ class Machine:
         self.root = root
         self.environ = os.environ if environ is None else environ
         self.affinity_path = affinity_path or self.environ.get(affinity_file.ENV_NAME) or affinity_file.DEFAULT_PATH
+        self._smi_refusal: str | None = None
 
     def close(self) -> None:
         """Give NVML back, where it was asked."""
@@ -67,21 +68,24 @@ class Machine:
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
         """GPUs of this machine: by /proc and sysfs, else NVML, else nvidia-smi."""
-        return self.kernel_gpus or gpus.list_nvml_gpus(self.nvml) or self._smi_gpus[0]
-
-    @cached_property
-    def _smi_gpus(self) -> tuple[tuple[Gpu, ...], str]:
-        return gpus.list_smi_gpus()
+        return self.kernel_gpus or gpus.list_nvml_gpus(self.nvml) or gpus.parse_smi_gpus(self.ask_smi(*gpus.SMI_QUERY)[0] or "")
 
     @cached_property
     def topo(self) -> tuple[Mapping[int, int | None], str]:
         """nvidia-smi's table, GPU index -> node, and why there is none."""
-        from rl_cluster.numa.commands import run_command
-
-        if self.__dict__.get("_smi_gpus", ((), ""))[1].endswith(" s"):  # it hangs: wait for it once
-            return {}, self._smi_gpus[1]
-        text, refusal = run_command(["nvidia-smi", "topo", "-m"])
+        text, refusal = self.ask_smi("topo", "-m")
         return ({} if text is None else parse_topo(text, cpu_nodes=self.system.cpu_nodes() or None)), refusal
+
+    def ask_smi(self, *arguments: str) -> tuple[str | None, str]:
+        """What ``nvidia-smi`` prints, or None and why; where it hung once it is not waited for again."""
+        from rl_cluster.numa.commands import SLOW, run_command  # here: a worker whose affinity file answers needs no subprocess
+
+        if self._smi_refusal is not None:
+            return None, self._smi_refusal
+        text, refusal = run_command(["nvidia-smi", *arguments])
+        if SLOW in refusal:
+            self._smi_refusal = refusal
+        return text, refusal
 
     @cached_property
     def addresses(self) -> tuple[str, ...]:
@@ -113,7 +117,7 @@ class Machine:
             if parent is not None:
                 by_address = gpus.match_gpu(parent.bus_id or "", self.gpus)
                 return by_address or Gpu(index=parent.index, bus_id=parent.bus_id, uuid=parent.uuid, model=parent.model)
-        index = gpus.smi_parent_index(text)
+        index = gpus.parse_smi_parent(self.ask_smi("-L")[0] or "", text)
         if index is not None:
             return gpus.match_gpu(str(index), self.gpus) or Gpu(index=index)
         return Unidentified("unresolved-uuid", f"{text} is known neither to /proc, NVML nor nvidia-smi")

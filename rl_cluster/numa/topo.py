@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from rl_cluster.numa.cpulist import parse_cpulist
 
@@ -45,22 +45,11 @@ def _cell(header: str, line: str) -> str | None:
         cells = line.split("\t")
         column = names.index(_COLUMN)
         return cells[column].strip() if column < len(cells) else None
-    start = header.index(_COLUMN)
-    end = header.find("GPU NUMA ID")
-    end = len(line) if end < 0 else end
-    if _cuts_a_word(line, start) or _cuts_a_word(line, end):  # a long CPU list pushed the rest to the right
-        return _cell_by_count(header, line.split())
-    return line[start:end].strip()
-
-
-def _cuts_a_word(line: str, at: int) -> bool:
-    return 0 < at < len(line) and not line[at - 1].isspace() and not line[at].isspace()
-
-
-def _cell_by_count(header: str, words: Sequence[str]) -> str | None:
-    devices = len(header[: header.index("CPU Affinity")].split())
-    columns = 2 + ("GPU NUMA ID" in header)
-    return words[1 + devices + 1] if len(words) == 1 + devices + columns else None  # a blank cell: no telling which
+    # Expanded tabs: the columns of the rows lie elsewhere than the header's, so words are counted. A blank cell: no telling which.
+    words = line.split()
+    devices = 1 + len(header[: header.index("CPU Affinity")].split())
+    columns = 3 if "GPU NUMA ID" in header else 2
+    return words[devices + 1] if len(words) == devices + columns else None
 
 
 def _host_node(cell: str, cpu_nodes: Collection[int] | None) -> int | None:
