@@ -74,12 +74,8 @@ def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
 @contextlib.contextmanager
 def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     import ray
-    from ray._private.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
-    # Cluster writes its address where `ray.init("auto")` of anybody on this machine looks; a simulated cluster is not for others
-    pointer = Path(get_ray_address_file(None))
-    before = pointer.read_bytes() if pointer.exists() else None
     cluster = Cluster()
     node_ids: list[str] = []
     try:
@@ -90,9 +86,8 @@ def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, .
                 arguments["node_ip_address"] = f"127.0.{high}.{low + 1}"  # 127.0.0.2, 127.0.0.3, ...
             else:
                 arguments["include_dashboard"] = False
-            node_ids.append(cluster.add_node(wait=number == 0, **arguments).node_id)
-            if number == 0:
-                _restore(pointer, before, cluster.address)
+            with _unannounced():
+                node_ids.append(cluster.add_node(wait=number == 0, **arguments).node_id)
         cluster.wait_for_nodes(timeout=60 + 5 * len(inventory.nodes))
         yield cluster.address, tuple(node_ids)
     finally:
@@ -114,10 +109,14 @@ def _node_arguments(node: PhysicalNode, home: Path) -> dict[str, object]:
     }
 
 
-def _restore(pointer: Path, before: bytes | None, address: str) -> None:
-    with contextlib.suppress(OSError):
-        if pointer.read_text().strip() == address:
-            if before is None:
-                pointer.unlink()
-            else:
-                pointer.write_bytes(before)
+@contextlib.contextmanager
+def _unannounced() -> Iterator[None]:
+    """Keep Ray from writing our address where ``ray.init("auto")`` of anybody on this machine looks: a simulation is not for others."""
+    from ray._private import utils
+
+    announce = utils.write_ray_address
+    utils.write_ray_address = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        utils.write_ray_address = announce

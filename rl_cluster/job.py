@@ -1,0 +1,389 @@
+"""One run of run.py: plan, place, bring up, check, show, report, give back."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import Factory, define, frozen
+
+from rl_cluster.checks import Check, Rendezvous, check_workers
+from rl_cluster.errors import (
+    EXIT_CHECK_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    ResourceInsufficientError,
+    RlClusterError,
+)
+from rl_cluster.grid import render_grid
+from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts
+from rl_cluster.inventory import Inventory
+from rl_cluster.layout import Layout, Shortfall
+from rl_cluster.picture import Picture, build_picture
+from rl_cluster.records import WorkerRecord
+from rl_cluster.report import build_report, write_report
+from rl_cluster.schema import ClusterSpec, NumaSpec, RunSpec, resolve_local
+from rl_cluster.svg import render_svg
+from rl_cluster.table import render_checks, render_table, render_verdict
+
+logger = logging.getLogger(__name__)
+
+HOLD_CHECK_EVERY_S = 5.0
+
+
+@frozen
+class RunFiles:
+    """The files of a run."""
+
+    folder: Path
+
+    @property
+    def report(self) -> Path:
+        """Everything as JSON, see docs/report.md."""
+        return self.folder / "report.json"
+
+    @property
+    def picture(self) -> Path:
+        """The layout as SVG."""
+        return self.folder / "layout.svg"
+
+
+class Screen:
+    """Where a run shows things: results on standard output, what is going on on standard error."""
+
+    def __init__(self) -> None:
+        terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self.color = terminal
+        self.width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        self.ascii_only = not _can_encode(sys.stdout.encoding)
+
+    def show(self, text: str) -> None:
+        """A part of the result."""
+        print(text, flush=True)
+
+    def tell(self, text: str) -> None:
+        """What is going on; goes to the log as well."""
+        logger.info(text)
+        print(text, file=sys.stderr, flush=True)
+
+    def grid(self, picture: Picture) -> None:
+        """The drawing."""
+        self.show(render_grid(picture, width=self.width, color=self.color, ascii_only=self.ascii_only))
+
+    @contextlib.contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Any]:
+        """A progress bar on a terminal; elsewhere a line at the end. Yields a function that takes (done, total)."""
+        if not sys.stderr.isatty():
+            last = 0
+
+            def note(done: int, _: int) -> None:
+                nonlocal last
+                last = done
+
+            yield note
+            self.tell(f"{last} of {total} {what}")
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda done, _: bar.update(task, completed=done)
+
+
+def _can_encode(encoding: str | None) -> bool:
+    try:
+        "─│┌".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+@define
+class RunState:
+    """What a run has come to know; the report is made of it, however the run ends."""
+
+    started: datetime.datetime = Factory(lambda: datetime.datetime.now(datetime.timezone.utc))
+    began: float = Factory(time.monotonic)
+    timings: dict[str, float] = Factory(dict)
+    ray: dict[str, Any] = Factory(dict)
+    spec: RunSpec | None = None
+    simulated: bool = False
+    layout: Layout | None = None
+    records: Sequence[WorkerRecord] = ()
+    results: dict[int, Any] = Factory(dict)
+    checks: list[Check] = Factory(list)
+    warnings: list[str] = Factory(list)
+
+    def mark(self, name: str) -> None:
+        """Note the seconds since the start under a name."""
+        self.timings[name] = time.monotonic() - self.began
+
+
+def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = ()) -> int:
+    """Do what the spec says and write the files of the run.
+
+    Args:
+        spec: The checked config.
+        folder: Hydra's output directory.
+        overrides: The words of the command line, for the commands that messages suggest.
+
+    Returns:
+        The exit code: 0 done and verified, 3 not enough resources, 4 a check failed, 130 Ctrl-C, 143 SIGTERM.
+    """
+    files, screen, state = RunFiles(folder), Screen(), RunState(spec=spec)
+    error: BaseException | None = None
+    with orderly_interrupts() as interrupts:
+        try:
+            code = _plan(spec, state, screen, overrides) if spec.mode == "plan" else _up(spec, state, screen, interrupts, overrides)
+        except RlClusterError as problem:
+            error, code = problem, problem.exit_code
+            logger.debug("the run ended with this error", exc_info=True)
+        except Interrupted as stop:
+            error, code = stop, stop.exit_code
+        except KeyboardInterrupt as stop:
+            error, code = stop, EXIT_INTERRUPTED
+        except Exception as problem:
+            error, code = problem, EXIT_CHECK_FAILED
+            logger.debug("the run ended with this error", exc_info=True)
+        interrupts.ending()
+        if error is not None:
+            print(_error_text(error), file=sys.stderr, flush=True)
+        _write(files, state, spec, error)
+        screen.show(f"files: {files.folder}")
+        screen.show(_last_line(spec, state, error))
+    return code
+
+
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, RlClusterError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return f"interrupted by {error.name if isinstance(error, Interrupted) else 'Ctrl-C'}; everything was given back"
+    return f"internal error: {type(error).__name__}: {error}. Its traceback is in the log of this run; please report it"
+
+
+def _last_line(spec: RunSpec, state: RunState, error: BaseException | None) -> str:
+    text = None if error is None else _error_text(error).splitlines()[0]
+    if spec.mode == "plan" and error is None and state.layout is not None:
+        used = len({bundle.node_id for bundle in state.layout.bundles})
+        suffix = " (simulated)" if state.simulated else ""
+        return f"PLANNED: {len(state.layout.bundles)} bundles on {used} machine{'s' * (used != 1)}, nothing was created{suffix}"
+    return render_verdict(state.checks, workers=state.records, simulated=state.simulated, error=text)
+
+
+def _write(files: RunFiles, state: RunState, spec: RunSpec, error: BaseException | None) -> None:
+    state.mark("total")
+    report = build_report(
+        mode=spec.mode,
+        spec=state.spec,
+        layout=state.layout,
+        groups={spec.worker.name: state.records} if state.records else {},
+        results={spec.worker.name: state.results} if state.results else {},
+        checks=state.checks,
+        ray=state.ray,
+        simulated=state.simulated,
+        started=state.started,
+        timings_s=state.timings,
+        warnings=state.warnings,
+        error=None if error is None else error if isinstance(error, RlClusterError) else _error_text(error),
+    )
+    write_report(files.report, report)
+    if state.layout is not None:
+        files.picture.write_text(render_svg(_picture(spec, state)), encoding="utf-8")
+
+
+def _picture(spec: RunSpec, state: RunState) -> Picture:
+    assert state.layout is not None
+    return build_picture(state.layout, {spec.worker.name: state.records} if state.records else None)
+
+
+# --- plan ---
+
+
+def _plan(spec: RunSpec, state: RunState, screen: Screen, overrides: Sequence[str]) -> int:
+    inventory = _inventory_to_plan_on(spec, state)
+    state.simulated = inventory.simulated
+    cluster = _closed(spec.cluster, inventory)
+    state.spec = attrs.evolve(spec, cluster=cluster)
+    screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
+    state.layout = _layout_or_raise(cluster, inventory, overrides, none_running=state.ray.get("kind") == "local")
+    state.mark("planned")
+    for warning in state.layout.warnings:
+        screen.tell(f"warning: {warning}")
+    screen.grid(_picture(spec, state))
+    return EXIT_OK
+
+
+def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
+    if spec.inventory is not None:
+        from rl_cluster.inventory_file import load_inventory
+
+        state.ray = {"kind": "file", "address": None}
+        return load_inventory(spec.inventory)
+    if spec.ray.kind == "simulated":
+        state.ray = {"kind": "simulated", "address": None}
+        return _to_simulate(spec)
+    from rl_cluster import session
+
+    if spec.ray.kind == "auto" and session.address_in_reach(spec.ray) is not None:
+        with session.open_ray(spec.ray) as ray_session:
+            state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
+            return session.look_around(holders=True)
+    state.ray = {"kind": "local", "address": None}
+    return session.this_machine(spec.ray)
+
+
+def _to_simulate(spec: RunSpec) -> Inventory:
+    from rl_cluster.inventory_file import load_inventory, simulated_inventory
+
+    if spec.inventory is not None:
+        return attrs.evolve(load_inventory(spec.inventory), simulated=True)
+    cpus = len(os.sched_getaffinity(0))
+    return simulated_inventory(resolve_local(spec.cluster, cpus), spec.ray)
+
+
+def _closed(cluster: ClusterSpec, inventory: Inventory) -> ClusterSpec:
+    """``cluster=local`` gets its size from the machine with the most free CPUs."""
+    return resolve_local(cluster, max((node.free.get("CPU", 0.0) for node in inventory.nodes if node.state == "alive"), default=0.0))
+
+
+def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequence[str], *, none_running: bool) -> Layout:
+    from rl_cluster.plan import plan_layout
+
+    answer = plan_layout(cluster, inventory)
+    if isinstance(answer, Shortfall):
+        raise _rehearsable(answer.to_error(), overrides, none_running=none_running)
+    return answer
+
+
+def _rehearsable(error: ResourceInsufficientError, overrides: Sequence[str], *, none_running: bool) -> ResourceInsufficientError:
+    words = [word for word in overrides if not word.startswith(("ray=", "ray."))]
+    command = shlex.join(["python", "run.py", *words, "ray=simulated"])
+    where = (
+        "No running Ray cluster was found (looked at ray.address, $RAY_ADDRESS and this machine), and a local one here would be too small. "
+        "Fix: ray.address=HOST:PORT for a cluster that holds it"
+        if none_running
+        else "Fix: free the resources, or ask for less"
+    )
+    return ResourceInsufficientError(f"{error.message}\n{where}; to rehearse it on this machine: {command}", **error.facts)
+
+
+# --- up ---
+
+
+def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, overrides: Sequence[str]) -> int:
+    from rl_cluster import session
+    from rl_cluster.builders import build_cluster, build_worker_group
+    from rl_cluster.python_env import disable_rays_uv_hook
+
+    disable_rays_uv_hook()
+    to_simulate = _to_simulate(spec) if spec.ray.kind == "simulated" else None
+    if to_simulate is None and session.address_in_reach(spec.ray) is None:
+        here = session.this_machine(spec.ray)
+        # asked before a Ray is started: what does not fit is said at once
+        _layout_or_raise(_closed(spec.cluster, here), here, overrides, none_running=True)
+    with contextlib.ExitStack() as held:
+        held.callback(interrupts.ending)
+        screen.tell("starting a simulated Ray cluster ..." if to_simulate else "connecting to Ray ...")
+        ray_session = held.enter_context(session.open_ray(spec.ray, simulated=to_simulate))
+        held.callback(interrupts.ending)
+        interrupts.install()
+        state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
+        state.simulated = ray_session.simulated
+        state.mark("ray")
+        inventory = session.look_around()
+        cluster_spec = _closed(spec.cluster, inventory)
+        numa = _numa_for(spec.numa, ray_session.affinity_file)
+        state.spec = attrs.evolve(spec, cluster=cluster_spec, numa=numa)
+        screen.tell(f"placing on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
+        try:
+            cluster = held.enter_context(build_cluster(cluster_spec, on_progress=screen.tell))
+        except ResourceInsufficientError as error:
+            raise _rehearsable(error, overrides, none_running=False) from error
+        held.callback(interrupts.ending)
+        state.layout = cluster.layout
+        state.mark("placed")
+        for warning in cluster.layout.warnings:
+            screen.tell(f"warning: {warning}")
+        target = spec.worker.target or "rl_cluster.check_worker.CheckWorker"
+        method = spec.worker.method or (None if spec.worker.target else "meet")
+        with screen.progress("workers up", cluster.world_size()) as on_progress:
+            group = held.enter_context(
+                build_worker_group(
+                    cluster,
+                    target,
+                    name=spec.worker.name,
+                    kwargs=spec.worker.kwargs,
+                    numa=numa,
+                    python=spec.python,
+                    env=spec.env,
+                    start_timeout_s=spec.worker.start_timeout_s,
+                    on_progress=on_progress,
+                )
+            )
+        held.callback(interrupts.ending)
+        state.records = group.records
+        state.mark("workers")
+        if method is not None:
+            state.results = dict(enumerate(group.run_all(method)))
+        state.checks = _check(group, state)
+        state.mark("checked")
+        screen.grid(_picture(spec, state))
+        screen.show("")
+        screen.show(render_table(state.records, width=screen.width, color=screen.color))
+        screen.show("")
+        screen.show(render_checks(state.checks))
+        if spec.hold:
+            _hold(cluster, screen)
+    state.mark("given_back")
+    return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
+
+
+def _numa_for(numa: NumaSpec, made_up: str | None) -> NumaSpec:
+    """A simulated cluster brings a GPU->CPU map of its own, unless the config names another source."""
+    if made_up is None or numa.affinity_file is not None or numa.source not in ("auto", "affinity_file"):
+        return numa
+    return attrs.evolve(numa, affinity_file=made_up)
+
+
+def _check(group: Any, state: RunState) -> list[Check]:
+    assert state.layout is not None
+    assert state.spec is not None
+    seen = group.run_all("_rl_cluster_rendezvous")
+    meeting = [Rendezvous(rank=rank, env=variables, holds_port=port) for rank, (variables, port) in enumerate(seen)]
+    # the bindings as the kernel holds them now, after the user's class has started
+    again = group.verify_bindings()
+    state.records = tuple(attrs.evolve(record, binding=report) for record, report in zip(group.records, again, strict=True))
+    expected: Mapping[str, str] = {node: here.python for node, here in group.pythons.items() if here.python}
+    return check_workers(state.records, state.layout, state.spec, rendezvous=meeting, expected_python=expected or None)
+
+
+def _hold(cluster: Any, screen: Screen) -> None:
+    """Keep everything until Ctrl-C, which is the right end here, or until a node is lost, which is not."""
+    screen.tell("holding the layout; Ctrl-C ends it")
+    try:
+        while True:
+            time.sleep(HOLD_CHECK_EVERY_S)
+            cluster.check_nodes_alive()
+    except Interrupted as stop:
+        if stop.name != "SIGINT":
+            raise
+        screen.tell("Ctrl-C: giving the layout back ...")
+
+
+def _ray_version() -> str:
+    import ray
+
+    return str(ray.__version__)
