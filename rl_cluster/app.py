@@ -58,7 +58,7 @@ def _job(config: DictConfig) -> int:
 
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    overrides = list(OmegaConf.to_container(hydra_config.overrides.task) or [])  # type: ignore[arg-type]
+    overrides = list(OmegaConf.to_container(hydra_config.overrides.task) or [])
     sys.path.insert(1, os.getcwd())  # worker.target may live beside the recipe, also for the installed command
     try:
         spec = from_config(config, kind=RunSpec)

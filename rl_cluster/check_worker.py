@@ -34,7 +34,7 @@ class CheckWorker:
         return {"rank": rank, "met": [0]}
 
     def _listen(self, port: int, others: int) -> list[int]:
-        met = []
+        met: list[int] = []
         with socket.create_server(("", port), backlog=max(1, others)) as server:
             server.settimeout(MEET_TIMEOUT_S)
             while len(met) < others:
