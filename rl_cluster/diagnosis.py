@@ -119,7 +119,7 @@ def _suggestions(problem: Problem, culprits: Sequence[str], never: bool) -> Iter
         if spec.bundle_ct_per_node_list is None:
             yield f"cluster.num_nodes={most} fits now"
         else:
-            yield f"cluster.bundle_ct_per_node_list={list(sizes[:most])} fits now".replace(" ", "", most - 1)
+            yield f"cluster.bundle_ct_per_node_list=[{','.join(map(str, sizes[:most]))}] fits now"
     if len(set(sizes)) == 1:
         bundles = _largest(sizes[0] - 1, lambda count: fits(problem.free, sizes=[count] * len(sizes)))
         if bundles:

@@ -25,7 +25,7 @@ def made_up_node(
 ) -> PhysicalNode:
     """A node with address 10.0.0.<index + 1> and an id that sorts against its index."""
     return PhysicalNode(
-        node_id=f"{9999 - index:04x}",
+        node_id=f"{9999 - index:056x}",
         address=f"10.0.0.{index + 1}",
         total=total,
         free=total if free is None else free,
@@ -95,46 +95,38 @@ strategies = st.sampled_from(STRATEGIES)
 
 
 @st.composite
-def small_packings(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Sizes of up to 12 bundles in all, and up to 6 bins."""
+def packings(draw: st.DrawFn, *, bundles: int, bins: int) -> tuple[list[int], list[int]]:
+    """Sizes of up to that many bundles in all, and up to that many bins."""
     sizes: list[int] = []
-    left = 12
     for _ in range(draw(st.integers(1, 5))):
-        sizes.append(draw(st.integers(0, min(left, 6))))
-        left -= sizes[-1]
-    rooms = draw(st.lists(st.integers(0, 6), min_size=1, max_size=6))
-    return sizes, rooms
+        sizes.append(draw(st.integers(0, min(bundles - sum(sizes), 6))))
+    return sizes, draw(st.lists(st.integers(0, 6), min_size=1, max_size=bins))
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> ClusterSpec:
-    """Specs of up to 5 logical nodes with up to 4 bundles each, GPU or CPU only, with or without a custom resource."""
+    """Specs of up to 4 logical nodes with up to 4 bundles each, GPU or CPU only, with or without a custom resource and a selector."""
+    use_gpus = draw(st.booleans())
     return ClusterSpec(
-        bundle_ct_per_node_list=draw(st.lists(st.integers(0, 4), min_size=1, max_size=5)),
+        bundle_ct_per_node_list=draw(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any)),
         strategy=draw(strategies),
-        use_gpus=draw(st.booleans()),
+        gpus_per_node=4 if use_gpus else 0,
+        use_gpus=use_gpus,
         cpus_per_bundle=draw(st.sampled_from([None, 0.5, 2.0, 0.1])),
         resources=draw(st.sampled_from([{}, {"nic": 0.25}])),
         label_selector=draw(st.sampled_from([{}, {"kind": "in(a,b)"}, {"kind": "!a"}])),
-        segment_size=draw(st.sampled_from([None, None, 1, 2])),
+        use_head=draw(st.sampled_from(["auto", "always", "never"])),
     )
 
 
 @st.composite
 def inventories(draw: st.DrawFn) -> Inventory:
-    """Up to 6 nodes, partly held, some of them heads, draining, dead, labelled."""
+    """Up to 6 nodes in topology order, partly held, some of them head, draining, dead, labelled."""
     nodes = []
     for index in range(draw(st.integers(1, 6))):
-        total = {
-            "GPU": float(draw(st.integers(0, 4))),
-            "CPU": float(draw(st.integers(0, 8))),
-            "nic": float(draw(st.integers(0, 2))),
-        }
-        free = {name: float(draw(st.integers(0, int(amount)))) for name, amount in total.items()}
-        labels = {
-            **draw(st.sampled_from([{}, {"kind": "a"}, {"kind": "b"}, {"kind": "c"}])),
-            "ray.io/gpu-domain": draw(st.sampled_from(["x", "y"])),
-        }
+        total = {name: float(draw(st.integers(0, most))) for name, most in (("GPU", 4), ("CPU", 8), ("nic", 2))}
+        free = {name: draw(st.sampled_from([amount, float(int(amount / 2))])) for name, amount in total.items()}
+        labels = draw(st.sampled_from([{}, {"kind": "a"}, {"kind": "b"}, {"kind": "c"}]))
         state = draw(st.sampled_from(["alive", "alive", "alive", "draining", "dead"]))
         nodes.append(made_up_node(index, total, free, labels, is_head=index == 0 and draw(st.booleans()), state=state))
     return Inventory(tuple(nodes))

@@ -1,0 +1,170 @@
+"""What holds for every inventory and every spec, and that small answers are those of an exhaustive search."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from decimal import Decimal
+
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.packing import pack, packing_cost
+from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.schema import STRATEGIES, ClusterSpec
+from rl_cluster.segments import pack_segments
+from tests.strategies import best_layout, best_segment_cost, every_layout, inventories, packings, specs, strategies
+
+SOFT = ("PACK", "SPREAD")
+
+
+def may_use(spec: ClusterSpec, node: PhysicalNode) -> bool:
+    kind = node.labels.get("kind")
+    labelled = {None: True, "in(a,b)": kind in ("a", "b"), "!a": kind != "a"}[spec.label_selector.get("kind")]
+    head = {"always": True, "never": False, "auto": bool(node.total["GPU"]) or not spec.use_gpus}[spec.use_head] or not node.is_head
+    return node.state == "alive" and labelled and head
+
+
+def rooms(spec: ClusterSpec, inventory: Inventory, *, total: bool = False) -> list[int]:
+    """Bundles that each node takes, in exact decimal arithmetic."""
+    each = {name: Decimal(str(amount)) for name, amount in spec.bundle_resources.items()}
+
+    def room(node: PhysicalNode) -> int:
+        amounts = node.total if total else node.free
+        return min(int(Decimal(str(amounts[name])) / amount) for name, amount in each.items())
+
+    return [room(node) if may_use(spec, node) else 0 for node in inventory.nodes]
+
+
+def exists(spec: ClusterSpec, capacities: list[int]) -> bool:
+    if spec.strategy in SOFT:  # whatever the totals hold can be split
+        return sum(spec.bundle_counts) <= sum(capacities)
+    return next(every_layout(spec.bundle_counts, capacities, spec.strategy), None) is not None
+
+
+def places(layout: Layout) -> dict[int, list[str]]:
+    lie: dict[int, list[str]] = {}
+    for bundle in layout.bundles:
+        lie.setdefault(bundle.node_idx, []).append(bundle.node_id)
+    return lie
+
+
+@given(specs(), inventories())
+def test_every_bundle_is_placed_once_and_no_node_gives_more_than_is_free(spec: ClusterSpec, inventory: Inventory) -> None:
+    """A layout has each bundle once, on usable nodes only, within what is free of every resource."""
+    layout = plan_layout(spec, inventory)
+    if isinstance(layout, Shortfall):
+        return
+    wanted = [(node_idx, bundle_idx) for node_idx, count in enumerate(spec.bundle_counts) for bundle_idx in range(count)]
+    assert [(bundle.node_idx, bundle.bundle_idx) for bundle in layout.bundles] == wanted
+    taken = Counter(bundle.node_id for bundle in layout.bundles)
+    for node in inventory.nodes:
+        assert may_use(spec, node) or not taken[node.node_id]
+        for name, amount in spec.bundle_resources.items():
+            assert taken[node.node_id] * Decimal(str(amount)) <= Decimal(str(node.free[name]))
+
+
+@given(specs(), inventories())
+def test_a_strict_strategy_is_kept_exactly(spec: ClusterSpec, inventory: Inventory) -> None:
+    """STRICT: a logical node on one physical node; STRICT_SPREAD: no two on the same."""
+    layout = plan_layout(spec, inventory)
+    if isinstance(layout, Shortfall) or spec.strategy in SOFT:
+        return
+    machines = [set(nodes) for nodes in places(layout).values()]
+    assert all(len(nodes) == 1 for nodes in machines)
+    if spec.strategy == "STRICT_SPREAD":
+        assert len(set().union(*machines)) == len(machines)
+
+
+@given(specs(), inventories(), st.randoms(use_true_random=False))
+def test_the_order_of_the_nodes_and_their_ids_change_nothing(spec: ClusterSpec, inventory: Inventory, chance: random.Random) -> None:
+    """The same machines in another order and with other Ray ids give the same layout, machine by machine."""
+
+    def by_address(inventory: Inventory) -> object:
+        answer = plan_layout(spec, inventory)
+        if isinstance(answer, Shortfall):
+            return answer.never, answer.headline, answer.suggestions
+        addresses = {node.node_id: node.address for node in answer.nodes}
+        return [addresses[bundle.node_id] for bundle in answer.bundles], answer.warnings
+
+    shuffled = [evolve(node, node_id=f"{chance.getrandbits(200):056x}") for node in inventory.nodes]
+    chance.shuffle(shuffled)
+    assert by_address(inventory) == by_address(evolve(inventory, nodes=tuple(shuffled)))
+
+
+@given(specs(), inventories())
+def test_there_is_a_layout_exactly_when_an_exhaustive_search_finds_one(spec: ClusterSpec, inventory: Inventory) -> None:
+    """Complete: a shortfall means that there is no layout, and "never" means that there is none with nothing held either."""
+    answer = plan_layout(spec, inventory)
+    assert isinstance(answer, Layout) == exists(spec, rooms(spec, inventory))
+    if isinstance(answer, Shortfall):
+        assert answer.never != exists(spec, rooms(spec, inventory, total=True))
+
+
+@given(packings(bundles=12, bins=6), st.sampled_from(["STRICT_PACK", "STRICT_SPREAD"]))
+def test_a_strict_layout_is_the_best_of_all(packing: tuple[list[int], list[int]], strategy: str) -> None:
+    """Of all layouts the one of least cost, and of those the one on the earliest nodes."""
+    sizes, capacities = packing
+    best = best_layout(sizes, capacities, strategy)
+    found = pack(sizes, capacities, strategy=strategy)
+    assert (found.places and tuple(found.places), found.proven) == (best, True)
+
+
+@settings(max_examples=60)
+@given(packings(bundles=8, bins=4), st.sampled_from(SOFT))
+def test_a_soft_layout_is_the_best_of_all(packing: tuple[list[int], list[int]], strategy: str) -> None:
+    """Fewest split logical nodes first, then what the strategy prefers, then the earliest nodes."""
+    sizes, capacities = packing
+    best = best_layout(sizes, capacities, strategy)
+    found = pack(sizes, capacities, strategy=strategy)
+    assert (found.places and tuple(found.places), found.proven) == (best, True)
+
+
+@settings(max_examples=60)
+@given(packings(bundles=7, bins=4), strategies, st.integers(1, 3), st.lists(st.sampled_from(["x", "y", None]), min_size=4, max_size=4))
+def test_segments_are_whole_and_cost_least(
+    packing: tuple[list[int], list[int]], strategy: str, segment_size: int, domains: list[str | None]
+) -> None:
+    """Each run of k logical nodes lies in one domain, never on a node without one, at the least cost that an exhaustive search finds."""
+    sizes, capacities = packing
+    domains = domains[: len(capacities)]
+    found = pack_segments(sizes, capacities, domains, segment_size=segment_size, strategy=strategy)
+    if not any(sizes):
+        assert found.places == [()] * len(sizes)
+        return
+    assert found.proven
+    best = best_segment_cost(sizes, capacities, domains, segment_size, strategy)
+    assert (found.places and packing_cost(found.places, strategy=strategy)) == best
+    if found.places is None:
+        return
+    for start in range(0, len(sizes), segment_size):
+        used = {domains[position] for place in found.places[start : start + segment_size] for position in place}
+        assert None not in used
+        assert len(used) <= 1
+    taken = Counter(position for place in found.places for position in place)
+    assert all(taken[position] <= capacity for position, capacity in enumerate(capacities))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 9), min_size=30, max_size=60), st.lists(st.integers(0, 9), min_size=20, max_size=50), strategies)
+def test_large_layouts_keep_the_hard_rules(sizes: list[int], capacities: list[int], strategy: str) -> None:
+    """Where a search would be too long: no bin over its room, strict strategies kept, and soft ones answer whenever the totals fit."""
+    found = pack(sizes, capacities, strategy=strategy)
+    if found.places is None:
+        assert strategy in ("STRICT_PACK", "STRICT_SPREAD") or sum(sizes) > sum(capacities)
+        return
+    assert [len(place) for place in found.places] == sizes
+    taken = Counter(position for place in found.places for position in place)
+    assert all(taken[position] <= capacity for position, capacity in enumerate(capacities))
+    pieces = [set(place) for place in found.places if place]
+    if strategy in ("STRICT_PACK", "STRICT_SPREAD"):
+        assert all(len(parts) == 1 for parts in pieces)
+    if strategy == "STRICT_SPREAD":
+        assert len(set().union(*pieces)) == len(pieces)
+
+
+def test_all_four_strategies_are_covered() -> None:
+    """The strategies of the properties are those of the schema."""
+    assert set(STRATEGIES) == {"STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"}
