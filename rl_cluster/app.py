@@ -41,8 +41,7 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException, ConfigError) as error:
         if wants_traceback:
             raise
-        words = [word for word in sys.argv[1:] if not word.startswith("-")]
-        _complain(error.problems if isinstance(error, ConfigError) else describe_compose_error(error, words))
+        _complain(error.problems if isinstance(error, ConfigError) else describe_compose_error(error, sys.argv[1:]))
         codes.append(EXIT_CONFIG)
     except KeyboardInterrupt:
         codes.append(130)

@@ -12,31 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from attrs import Factory, frozen
+from attrs import frozen
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rl_cluster.actors import Seat
 from rl_cluster.errors import WorkerStartError
-from rl_cluster.plan import Layout, PlacedBundle
+from rl_cluster.plan import Layout
 from rl_cluster.ranks import WorkerPosition, WorkerRank, rank_workers
 from rl_cluster.records import WorkerRecord
 from rl_cluster.topology import natural_key
 
 Progress = Callable[[int, int], None]  # workers that are up, workers in all
-
-
-@frozen
-class Seat:
-    """Where one worker is to sit, and what it is given there."""
-
-    bundle: PlacedBundle
-    group: PlacementGroup
-    bundle_index: int  # in the placement group
-    name: str
-    options: Mapping[str, Any]  # of this actor (num_cpus, num_gpus, runtime_env, ...)
-    binder: Callable[[], Any] | None = None  # one of its own, where the class does not carry one for all
-    env: Mapping[str, str] = Factory(dict)  # more variables for this worker, beside the rank variables
 
 
 @frozen
@@ -50,7 +36,7 @@ class BroughtUp:
 
 
 def bring_up(
-    actor_class: Any,
+    create: Callable[[], list[ActorHandle]],
     seats: Sequence[Seat],
     layout: Layout,
     *,
@@ -63,7 +49,7 @@ def bring_up(
     """Start one worker on each seat.
 
     Args:
-        actor_class: What ``ray.remote`` made of :func:`rl_cluster.worker_boot.worker_class`.
+        create: Creates one actor for each seat, in their order (:class:`rl_cluster.actors.ActorRecipe`).
         seats: In the order of the plan.
         layout: The placed layout; its nodes are in topology order.
         init_arguments: Positional and keyword arguments of the user's ``__init__`` for one worker.
@@ -78,9 +64,7 @@ def bring_up(
     deadline = time.monotonic() + timeout_s
     actors: list[ActorHandle] = []
     try:
-        for seat in seats:
-            place = PlacementGroupSchedulingStrategy(seat.group, seat.bundle_index, placement_group_capture_child_tasks=True)
-            actors.append(actor_class.options(scheduling_strategy=place, **seat.options).remote(seat.binder))
+        actors = create()
         hellos = _gather(
             [actor._rl_cluster_hello.remote() for actor in actors], seats, layout, "its start", deadline=deadline, timeout_s=timeout_s
         )

@@ -30,6 +30,7 @@ from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, Shortfall
 from rl_cluster.picture import Picture, build_picture
+from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report import build_report, write_report
 from rl_cluster.schema import ClusterSpec, NumaSpec, RunSpec, resolve_local
@@ -215,7 +216,7 @@ def _picture(spec: RunSpec, state: RunState) -> Picture:
 def _plan(spec: RunSpec, state: RunState, screen: Screen, overrides: Sequence[str]) -> int:
     inventory = _inventory_to_plan_on(spec, state)
     state.simulated = inventory.simulated
-    cluster = _closed(spec.cluster, inventory)
+    cluster = close_spec(spec.cluster, inventory)
     state.spec = attrs.evolve(spec, cluster=cluster)
     screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
     state.layout = _layout_or_raise(cluster, inventory, overrides, none_running=state.ray.get("kind") == "local")
@@ -254,14 +255,7 @@ def _to_simulate(spec: RunSpec) -> Inventory:
     return simulated_inventory(resolve_local(spec.cluster, cpus), spec.ray)
 
 
-def _closed(cluster: ClusterSpec, inventory: Inventory) -> ClusterSpec:
-    """``cluster=local`` gets its size from the machine with the most free CPUs."""
-    return resolve_local(cluster, max((node.free.get("CPU", 0.0) for node in inventory.nodes if node.state == "alive"), default=0.0))
-
-
 def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequence[str], *, none_running: bool) -> Layout:
-    from rl_cluster.plan import plan_layout
-
     answer = plan_layout(cluster, inventory)
     if isinstance(answer, Shortfall):
         raise _rehearsable(answer.to_error(), overrides, none_running=none_running)
@@ -293,7 +287,7 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
     if to_simulate is None and session.address_in_reach(spec.ray) is None:
         here = session.this_machine(spec.ray)
         # asked before a Ray is started: what does not fit is said at once
-        _layout_or_raise(_closed(spec.cluster, here), here, overrides, none_running=True)
+        _layout_or_raise(close_spec(spec.cluster, here), here, overrides, none_running=True)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if to_simulate else "connecting to Ray ...")
@@ -304,7 +298,7 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
         state.simulated = ray_session.simulated
         state.mark("ray")
         inventory = session.look_around()
-        cluster_spec = _closed(spec.cluster, inventory)
+        cluster_spec = close_spec(spec.cluster, inventory)
         numa = _numa_for(spec.numa, ray_session.affinity_file)
         state.spec = attrs.evolve(spec, cluster=cluster_spec, numa=numa)
         screen.tell(f"placing on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")

@@ -18,7 +18,7 @@ from attrs import frozen
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rl_cluster.errors import ConfigError, PlacementTimeoutError, ResourceInsufficientError
-from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.plan import Layout, Shortfall, close_spec, plan_layout
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.session import look_around, started_here
 
@@ -85,7 +85,8 @@ def place(spec: ClusterSpec, *, on_progress: Progress | None = None) -> Placemen
     deadline, pause, tried = started + spec.timeout_s, FIRST_PAUSE_S, 0
     say = _throttled(on_progress or logger.info)
     while True:
-        answer = plan_layout(spec, look_around())
+        inventory = look_around()
+        answer = plan_layout(close_spec(spec, inventory), inventory)
         tried += 1
         if isinstance(answer, Layout):
             groups = _create(answer)
@@ -107,7 +108,8 @@ def place(spec: ClusterSpec, *, on_progress: Progress | None = None) -> Placemen
 
 def _diagnosed(spec: ClusterSpec, shortfall: Shortfall | None, limit: str) -> ResourceInsufficientError:
     """The error, with who holds what: looked up now, because it costs a few calls and only a failure needs it."""
-    answer = plan_layout(spec, look_around(holders=True))
+    inventory = look_around(holders=True)
+    answer = plan_layout(close_spec(spec, inventory), inventory)
     if isinstance(answer, Shortfall):
         shortfall = answer
     if shortfall is None:

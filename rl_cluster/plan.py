@@ -12,7 +12,7 @@ from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.layout import Layout, NodeShortfall, PlacedBundle, Shortfall
 from rl_cluster.problem import Problem, state_problem
 from rl_cluster.ranks import WorkerPosition, WorkerRank, engine_slices, layout_positions, order_workers, rank_workers, sorted_bundle_indices
-from rl_cluster.schema import ClusterSpec
+from rl_cluster.schema import ClusterSpec, resolve_local
 from rl_cluster.selectors import unknown_exclusions
 
 __all__ = [
@@ -31,6 +31,11 @@ __all__ = [
     "render_shortfall",
     "sorted_bundle_indices",
 ]
+
+
+def close_spec(spec: ClusterSpec, inventory: Inventory) -> ClusterSpec:
+    """Size an open spec (``cluster=local``) by the node with the most free CPUs; any other spec stays as it is."""
+    return resolve_local(spec, max((node.free.get("CPU", 0.0) for node in inventory.nodes if node.state == "alive"), default=0.0))
 
 
 def plan_layout(spec: ClusterSpec, inventory: Inventory) -> Layout | Shortfall:

@@ -157,7 +157,7 @@ class RayVirtualCluster:
                 unified = self.spec.unified if use_unified_pg is None else use_unified_pg
                 spec = attrs.evolve(self.spec, strategy=strategy or self.spec.strategy, unified=unified)
                 self._placement = placement.place(spec, on_progress=self._on_progress)
-                self.spec = spec
+                self.spec = self._placement.layout.spec
                 for warning in self._placement.layout.warnings:
                     logger.warning("%s", warning)
             return list(self._placement.groups)

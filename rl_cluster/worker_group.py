@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -12,17 +11,17 @@ from typing import Any
 import attrs
 import ray
 from attrs import frozen
-from ray.actor import ActorClass, ActorHandle
+from ray.actor import ActorHandle
 
 from rl_cluster import worker_setup
-from rl_cluster.bring_up import Progress, Seat, bring_up, cause_text, end, let_go
+from rl_cluster.actors import ActorRecipe, Seat, import_target, merge_options, start_maker
+from rl_cluster.bring_up import Progress, bring_up, cause_text, end, let_go
 from rl_cluster.errors import BindingError, ConfigError, WorkerError, WorkerLostError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.plan import PlacedBundle
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.virtual_cluster import RayVirtualCluster
-from rl_cluster.worker_boot import worker_class
 
 PerWorker = Sequence[Mapping[str, Any]] | Callable[[WorkerRecord], Mapping[str, Any]]
 CHECK_EVERY_S = 2.0
@@ -38,43 +37,6 @@ class RayWorkerBuilder:
 
     def __init__(self, ray_actor_class_fqn: str | type, /, *args: Any, **kwargs: Any) -> None:
         self.__attrs_init__(ray_actor_class_fqn, args, kwargs)  # type: ignore[attr-defined]
-
-
-def import_target(target: str | type) -> tuple[type, dict[str, Any]]:
-    """The class that an import path means, and the options its ``@ray.remote(...)`` decorator carried.
-
-    Args:
-        target: ``pkg.module.Class``, a class, or a class that ``ray.remote`` has decorated.
-
-    Raises:
-        ConfigError: There is no such module or class, or it is not a class.
-    """
-    found: Any = target
-    if isinstance(target, str):
-        module_name, _, class_name = target.rpartition(".")
-        if not module_name:
-            raise ConfigError(f"worker.target: must be an import path like pkg.module.Class, got {target!r}. Fix: name the module too")
-        try:
-            found = getattr(importlib.import_module(module_name), class_name)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"worker.target: no module named {error.name!r}, got {target!r}. Fix: install it, or add its folder to PYTHONPATH"
-            ) from None
-        except AttributeError:
-            raise ConfigError(
-                f"worker.target: module {module_name!r} has no {class_name!r}, got {target!r}. Fix: correct the name"
-            ) from None
-        except Exception as error:
-            raise ConfigError(
-                f"worker.target: importing {module_name!r} failed with {type(error).__name__}: {error}. Fix: see the log for its traceback"
-            ) from error
-    options: dict[str, Any] = {}
-    if isinstance(found, ActorClass):
-        options = dict(found._default_options)
-        found = found.__ray_metadata__.modified_class.__ray_actor_class__
-    if not isinstance(found, type):
-        raise ConfigError(f"worker.target: must be a class, got {found!r}. Fix: name a class")
-    return found, options
 
 
 class RayWorkerGroup:
@@ -127,10 +89,10 @@ class RayWorkerGroup:
         self.cluster, self.name_prefix = cluster, name_prefix
         self._actors: tuple[ActorHandle, ...] = ()
         self._bundles: list[PlacedBundle] = []
+        self._maker: ActorHandle | None = None
         if isinstance(remote_worker_builder, RayWorkerBuilder):
             args, kwargs = (*remote_worker_builder.args, *args), {**remote_worker_builder.kwargs, **(kwargs or {})}
             remote_worker_builder = remote_worker_builder.ray_actor_class_fqn
-        user_class, default_options = import_target(remote_worker_builder)
         bundles = _choose_bundles(cluster, workers_per_node, bundle_indices_list)
         if isinstance(per_worker_kwargs, Sequence) and len(per_worker_kwargs) != len(bundles):
             raise ConfigError(
@@ -148,20 +110,20 @@ class RayWorkerGroup:
             environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
             self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
             common, own_binders = _binders(numa, cluster, bundles)
-            actor = ray.remote(worker_class(user_class, env=environment.late, binder=common))
+            recipe = ActorRecipe(remote_worker_builder, environment.late, common)
             seats = []
             for bundle, binder in zip(bundles, own_binders, strict=True):
                 group, index = cluster.bundle_address(bundle)
                 python_here = pythons[bundle.node_id]
                 runtime_env = python_here.runtime_env(environment)
-                mine = {**default_options, **share, **(options or {}), **({"runtime_env": runtime_env} if runtime_env else {})}
+                mine = merge_options(share, options or {}, {"runtime_env": runtime_env} if runtime_env else {})
                 seats.append(
                     Seat(
                         bundle, group, index, f"{name_prefix}-{bundle.node_idx}-{bundle.bundle_idx}", mine, binder, python_here.variables()
                     )
                 )
             up = bring_up(
-                actor,
+                self._creator(recipe, seats),
                 seats,
                 cluster.layout,
                 init_arguments=init_arguments,
@@ -177,6 +139,17 @@ class RayWorkerGroup:
         except BaseException:
             self.shutdown()
             raise
+
+    def _creator(self, recipe: ActorRecipe, seats: Sequence[Seat]) -> Callable[[], list[ActorHandle]]:
+        """How the actors are created: by the driver; by a maker in their own Python where only that one can import the class."""
+        try:
+            import_target(recipe.target)
+        except ConfigError:
+            if not isinstance(recipe.target, str) or not seats or not seats[0].options.get("runtime_env", {}).get("py_executable"):
+                raise
+            self._maker = maker = start_maker(recipe, seats[0])
+            return lambda: _made_by(maker, recipe, seats)
+        return lambda: recipe.create(seats)
 
     # --- what it is ---
 
@@ -314,7 +287,8 @@ class RayWorkerGroup:
         if cleanup_method is not None and ray.is_initialized() and actors:
             with contextlib.suppress(Exception):
                 ray.wait([getattr(actor, cleanup_method).remote() for actor in actors], num_returns=len(actors), timeout=timeout_s)
-        end(actors)
+        end(actors if self._maker is None else [*actors, self._maker])
+        self._maker = None
         bundles, self._bundles = self._bundles, []
         self.cluster.unclaim(bundles)
         return True
@@ -324,6 +298,15 @@ class RayWorkerGroup:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.shutdown()
+
+
+def _made_by(maker: ActorHandle, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:
+    try:
+        return list(ray.get(maker.create.remote(recipe, list(seats))))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise error.cause from None
+        raise
 
 
 def _share(cluster: RayVirtualCluster) -> dict[str, Any]:

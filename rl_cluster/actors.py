@@ -1,0 +1,121 @@
+"""Creating the actors of a group: by the driver, or by a maker inside the group's own Python where the driver can't import the class."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from attrs import Factory, frozen
+from ray.actor import ActorClass, ActorHandle
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from rl_cluster.errors import ConfigError
+from rl_cluster.layout import PlacedBundle
+from rl_cluster.worker_boot import Binder, worker_class
+
+
+@frozen
+class Seat:
+    """Where one worker is to sit, and what it is given there."""
+
+    bundle: PlacedBundle
+    group: PlacementGroup
+    bundle_index: int  # in the placement group
+    name: str
+    options: Mapping[str, Any]  # of this actor (num_cpus, num_gpus, runtime_env, ...)
+    binder: Callable[[], Any] | None = None  # one of its own, where the class does not carry one for all
+    env: Mapping[str, str] = Factory(dict)  # more variables for this worker, beside the rank variables
+
+
+@frozen
+class ActorRecipe:
+    """What all actors of a group have in common."""
+
+    target: str | type
+    env: Mapping[str, str]  # in force before the user's module is imported; travels inside the class, never on a command line
+    binder: Binder | None
+
+    def create(self, seats: Sequence[Seat]) -> list[ActorHandle]:
+        """Ask Ray for one actor on each seat; they come up by themselves.
+
+        Raises:
+            ConfigError: The target can't be imported, or is no class.
+        """
+        user_class, default_options = import_target(self.target)
+        actor_class = ray.remote(worker_class(user_class, env=self.env, binder=self.binder))
+        actors = []
+        for seat in seats:
+            place = PlacementGroupSchedulingStrategy(seat.group, seat.bundle_index, placement_group_capture_child_tasks=True)
+            options = merge_options(default_options, seat.options)
+            actors.append(actor_class.options(**{**options, "scheduling_strategy": place}).remote(seat.binder))
+        return actors
+
+
+class ActorMaker:
+    """Runs in the Python of a group whose class only that Python can import. It owns the actors, so it lives as long as they do."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        os.environ.update(env)
+
+    def create(self, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:
+        """See :meth:`ActorRecipe.create`."""
+        return recipe.create(seats)
+
+
+def start_maker(recipe: ActorRecipe, seat: Seat) -> ActorHandle:
+    """Start a maker on the machine of a seat, in that seat's Python."""
+    runtime_env = seat.options.get("runtime_env")
+    node = NodeAffinitySchedulingStrategy(seat.bundle.node_id, soft=False)
+    options = {"num_cpus": 0, "scheduling_strategy": node, **({"runtime_env": runtime_env} if runtime_env else {})}
+    return ray.remote(ActorMaker).options(**options).remote(dict(recipe.env))
+
+
+def merge_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an actor, later layers over earlier ones; of a runtime_env (and its env_vars) the keys are merged."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            both = name in ("runtime_env", "env_vars") and isinstance(merged.get(name), Mapping) and isinstance(value, Mapping)
+            merged[name] = merge_options(merged[name], value) if both else value
+    return merged
+
+
+def import_target(target: str | type) -> tuple[type, dict[str, Any]]:
+    """The class that an import path means, and the options its ``@ray.remote(...)`` decorator carried.
+
+    Args:
+        target: ``pkg.module.Class``, a class, or a class that ``ray.remote`` has decorated.
+
+    Raises:
+        ConfigError: There is no such module or class, or it is not a class.
+    """
+    found: Any = target
+    if isinstance(target, str):
+        module_name, _, class_name = target.rpartition(".")
+        if not module_name:
+            raise ConfigError(f"worker.target: must be an import path like pkg.module.Class, got {target!r}. Fix: name the module too")
+        try:
+            found = getattr(importlib.import_module(module_name), class_name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"worker.target: no module named {error.name!r}, got {target!r}. Fix: install it, or add its folder to PYTHONPATH"
+            ) from None
+        except AttributeError:
+            raise ConfigError(
+                f"worker.target: module {module_name!r} has no {class_name!r}, got {target!r}. Fix: correct the name"
+            ) from None
+        except Exception as error:
+            raise ConfigError(
+                f"worker.target: importing {module_name!r} failed with {type(error).__name__}: {error}. Fix: see the log for its traceback"
+            ) from error
+    options: dict[str, Any] = {}
+    if isinstance(found, ActorClass):
+        options = dict(found._default_options)
+        found = found.__ray_metadata__.modified_class.__ray_actor_class__
+    if not isinstance(found, type):
+        raise ConfigError(f"worker.target: must be a class, got {found!r}. Fix: name a class")
+    return found, options
