@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from attrs import frozen
@@ -10,6 +11,7 @@ from rl_cluster.numa.kernel import nodes_of_mask
 from rl_cluster.numa.pci import normalize_bus_id
 
 _CPU_WORDS = 128  # 8192 CPUs, the kernel's largest NR_CPUS
+_FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED: the GPU has joined its domain
 _NODE_WORDS = 16  # 1024 nodes, the kernel's largest MAX_NUMNODES
 
 
@@ -72,11 +74,14 @@ class Nvml:
         handle = self._ask("nvmlDeviceGetHandleByIndex", index)
         if handle is None:
             return None
-        info = self._lib.c_nvmlGpuFabricInfo_t()
-        if self._ask("nvmlDeviceGetGpuFabricInfo", handle, self._lib.byref(info) if hasattr(self._lib, "byref") else info) is None:
+        struct = getattr(self._lib, "c_nvmlGpuFabricInfo_t", None)  # pynvml 12 and later
+        if struct is None:
             return None
-        raw = bytes(value & 0xFF for value in info.clusterUuid)
-        if not any(raw):
+        info = struct()
+        if self._ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None:
+            return None
+        raw = bytes(value & 0xFF for value in info.clusterUuid)  # pynvml declares it as char or as uint8, by version
+        if info.state != _FABRIC_COMPLETED or not any(raw):
             return None
         text = raw.hex()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"

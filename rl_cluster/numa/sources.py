@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -138,13 +138,16 @@ SOURCES: Mapping[str, Callable[[Machine, Gpu], Location | Unidentified]] = {
 """By name, in the order in which ``numa.source=auto`` asks them."""
 
 
-def find_gpu(machine: Machine, gpu_id: str | int, source: str = "auto") -> tuple[Gpu | None, Location | Unidentified, tuple[str, ...]]:
+def find_gpu(
+    machine: Machine, gpu_id: str | int, source: str = "auto", *, without: Collection[str] = ()
+) -> tuple[Gpu | None, Location | Unidentified, tuple[str, ...]]:
     """Identify a GPU and ask the sources for it until one answers.
 
     Args:
         machine: This machine.
         gpu_id: As Ray assigned it.
         source: ``auto`` for all in order, or the name of one.
+        without: Sources to leave out.
 
     Returns:
         The GPU (None where the id means none), the answer or the reason that stands for the lack of one, and why the earlier
@@ -159,6 +162,8 @@ def find_gpu(machine: Machine, gpu_id: str | int, source: str = "auto") -> tuple
             return None, gpu, (gpu.text,)
         doubt, gpu = gpu, Gpu(index=int(gpu_id))  # the affinity file may still know the index of a GPU that is hidden here
     for name in SOURCES if source == "auto" else (source,):
+        if name in without:
+            continue
         if doubt is not None and name != "affinity_file":
             break
         if name == "sysfs" and gpu.bus_id is None:
@@ -179,7 +184,9 @@ def find_gpu(machine: Machine, gpu_id: str | int, source: str = "auto") -> tuple
         return None, doubt, (*notes, doubt.text)
     if fallback is not None:
         return gpu, fallback, tuple(notes)
-    last: Location | Unidentified = only_node(machine) if source in ("auto", "sysfs") else Unidentified("unknown-node", "")
+    last: Location | Unidentified = only_node(machine)
+    if source not in ("auto", "sysfs") or (isinstance(last, Location) and gpu.bus_id is None):  # that it exists at all is not known
+        last = Unidentified("unknown-node", "")
     if isinstance(last, Unidentified) and last.text:
         notes.append(last.text)
     return gpu, last, tuple(notes)
