@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from rl_cluster.numa.bind import bind_process
+from rl_cluster.numa.bind import bind_process, raise_if_not_bound
 from rl_cluster.numa.report import BindingReport
 from rl_cluster.schema import NumaSpec
 
@@ -15,7 +15,8 @@ from rl_cluster.schema import NumaSpec
 class Binding:
     """Called inside a Ray actor it binds that process near the GPU that Ray assigned, and returns the record.
 
-    Call it first in ``__init__``: memory that is allocated before, and threads that exist before, keep their policy.
+    Call it first in ``__init__``: memory that is allocated before, and threads that exist before, keep their policy. It may be
+    called outside Ray too; then it needs the GPUs.
     """
 
     spec: NumaSpec
@@ -31,23 +32,26 @@ class Binding:
             What the kernel holds; in a Ray task ``skipped: ray-task``, for its process runs other tasks later.
 
         Raises:
-            BindingError: ``spec.strict`` is set and the binding is not verified.
+            BindingError: ``spec.strict`` is set and the binding is not verified. (Who judges the record himself, evolves it to False.)
         """
         import ray
 
-        if not self.spec.enabled:
-            return bind_process(self.spec)
-        context = ray.get_runtime_context() if ray.is_initialized() else None
-        if context is not None and context.get_task_id() is not None and context.get_actor_id() is None:
-            import logging
+        node = "this process"
+        if ray.is_initialized():
+            context = ray.get_runtime_context()
+            node = f"node {context.get_node_id()}"
+            if gpu_ids is None:
+                gpu_ids = ray.get_gpu_ids()
+            # a driver has neither id, an actor has both
+            if context.get_task_id() is not None and context.get_actor_id() is None:
+                import logging
 
-            logging.getLogger(__name__).warning("not bound: a Ray task's process runs other tasks later. Fix: call it in an actor")
-            return BindingReport(cpu_status="skipped: ray-task", mem_status="skipped: ray-task")
-        if gpu_ids is None:
-            gpu_ids = ray.get_gpu_ids() if context is not None else ()
-        report = bind_process(self.spec, gpu_ids=tuple(gpu_ids), cpu_worker_index=self.cpu_worker_index)
+                logging.getLogger(__name__).warning("not bound: a Ray task's process runs other tasks later. Fix: call it in an actor")
+                report = BindingReport(cpu_status="skipped: ray-task", mem_status="skipped: ray-task")
+                return self._judge(report, node)
+        return self._judge(bind_process(self.spec, gpu_ids=tuple(gpu_ids or ()), cpu_worker_index=self.cpu_worker_index), node)
+
+    def _judge(self, report: BindingReport, node: str) -> BindingReport:
         if self.spec.strict:
-            from rl_cluster.numa.bind import raise_if_not_bound
-
-            raise_if_not_bound(report, rank=None, node=str(context.get_node_id()) if context is not None else "this node")
+            raise_if_not_bound(report, rank=None, node=node)
         return report
