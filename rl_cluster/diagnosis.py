@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.layout import NodeShortfall, Shortfall
+from rl_cluster.packing import pack
 from rl_cluster.problem import Problem
 from rl_cluster.schema import STRATEGIES
 from rl_cluster.shortfall_text import held_text, kind_of, number, render_shortfall, write_headline
@@ -74,15 +75,12 @@ def _culprits(problem: Problem, amounts: Sequence[Mapping[str, float]], nodes: S
     Entries are resource names, or the kinds ``label``, ``excluded``, ``head``, ``domain``, ``draining`` of nodes that may not be used.
     """
     each = problem.spec.bundle_resources
-    for name in _by_interest(each, problem):
-        others = {other: amount for other, amount in each.items() if other != name}
-        if others and problem.solve(problem.capacities(amounts, each=others), max_steps=QUICK_STEPS).places is not None:
-            return [name]
-    for kind in ("label", "excluded", "head", "domain", "draining"):
-        if any(entry.kind == kind for entry in nodes):
-            capacities = problem.capacities(amounts, allowed=(kind,))
-            if problem.solve(capacities, max_steps=QUICK_STEPS).places is not None:
-                return [kind]
+    left_out = _left_out_with_room(problem, amounts)
+    short = _short_alone(problem, amounts)
+    # Machines that are there but may not be used say more than amounts that nobody has; what is held will come back.
+    first = (short or left_out) if not never else (left_out or short)
+    if first is not None:
+        return [first]
     usable = [entry for entry in nodes if entry.kind in ("resource", "fits")]
     nearest = [entry for entry in usable if all(entry.node.total.get(name) for name in each)] or usable
     lacking: set[str] = set()
@@ -91,6 +89,30 @@ def _culprits(problem: Problem, amounts: Sequence[Mapping[str, float]], nodes: S
         bundles = {name: have.get(name, 0.0) / each[name] for name in each if have.get(name, 0.0) < entry.needed[name] - TOLERANCE}
         lacking |= {name for name, count in bundles.items() if count == min(bundles.values())}  # what limits this node most
     return [name for name in _by_interest(each, problem) if name in lacking]
+
+
+def _left_out_with_room(problem: Problem, amounts: Sequence[Mapping[str, float]]) -> str | None:
+    """The kind of reason without which there would be room on nodes that may not be used."""
+    for kind in ("label", "excluded", "head", "draining"):
+        if any(reason and reason[0] == kind for reason in problem.unusable):
+            capacities = problem.capacities(amounts, allowed=(kind,))
+            if problem.solve(capacities, max_steps=QUICK_STEPS).places is not None:
+                return kind
+    if any(reason and reason[0] == "domain" for reason in problem.unusable):
+        capacities = problem.capacities(amounts, allowed=("domain",))
+        if pack(problem.sizes, capacities, strategy=problem.spec.strategy, max_steps=QUICK_STEPS).places is not None:
+            return "domain"
+    return None
+
+
+def _short_alone(problem: Problem, amounts: Sequence[Mapping[str, float]]) -> str | None:
+    """The resource that would do if it alone were plenty."""
+    each = problem.spec.bundle_resources
+    for name in _by_interest(each, problem):
+        others = {other: amount for other, amount in each.items() if other != name}
+        if others and problem.solve(problem.capacities(amounts, each=others), max_steps=QUICK_STEPS).places is not None:
+            return name
+    return None
 
 
 def _by_interest(each: Mapping[str, float], problem: Problem) -> list[str]:

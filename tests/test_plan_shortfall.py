@@ -1,0 +1,239 @@
+"""What a person reads when a spec does not fit."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from attrs import evolve
+
+from rl_cluster.errors import ResourceInsufficientError
+from rl_cluster.inventory import Holder, Inventory, PhysicalNode
+from rl_cluster.plan import Shortfall, plan_layout, render_shortfall
+from rl_cluster.schema import ClusterSpec
+from tests.strategies import made_up_inventory, made_up_node
+
+AMOUNTS = {"GPU": 8.0, "CPU": 64.0}
+DOMAIN = {"ray.io/gpu-domain": "a"}
+
+
+def held(node: PhysicalNode, gpus: float, *, name: str = "other-job-node0", kind: str = "placement_group") -> PhysicalNode:
+    """The node with so many GPUs held, and as many CPUs."""
+    free = {"GPU": node.free["GPU"] - gpus, "CPU": node.free["CPU"] - gpus}
+    holder = Holder(kind, name, f"id-{name}", "02000000", {"GPU": gpus, "CPU": gpus})
+    return evolve(node, free=free, holders=(*node.holders, holder))
+
+
+def shortfall(inventory: Inventory, **keys: object) -> Shortfall:
+    answer = plan_layout(ClusterSpec(**keys), inventory)  # type: ignore[arg-type]
+    assert isinstance(answer, Shortfall), answer
+    return answer
+
+
+BUSY = Inventory((made_up_node(6, AMOUNTS), held(made_up_node(8, AMOUNTS), 4)))
+
+
+def test_the_whole_text_of_a_diagnosis() -> None:
+    """Headline, a line per node and resource with its holders, then what would fit."""
+    assert render_shortfall(shortfall(BUSY, num_nodes=2, strategy="STRICT_SPREAD")) == (
+        "2 logical nodes of 8 GPUs on distinct machines: only node 10.0.0.7 has 8 GPU free; "
+        "10.0.0.9 has 4 free, 4 held by placement group 'other-job-node0' of job 02000000\n"
+        "  node      resource  needed  free  total     held by\n"
+        "  10.0.0.7  CPU            8    64     64\n"
+        "            GPU            8     8      8\n"
+        "  10.0.0.9  CPU            8    60     64     4 by placement group 'other-job-node0' of job 02000000\n"
+        "            GPU            8     4      8  !  4 by placement group 'other-job-node0' of job 02000000\n"
+        "It would fit if nothing were held.\n"
+        "Fix: wait: it fits when placement group 'other-job-node0' of job 02000000 ends\n"
+        "Fix: cluster.num_nodes=1 fits now\n"
+        "Fix: cluster.gpus_per_node=4 fits now"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inventory", "keys", "never", "kind", "headline"),
+    [
+        pytest.param(
+            made_up_inventory(8, cpus=16),
+            {"num_nodes": 1, "strategy": "STRICT_PACK", "cpus_per_bundle": 3},
+            True,
+            "cpu",
+            "1 logical node of 8 bundles of {CPU 3, GPU 1} on one machine: no machine is that large: 24 CPU needed on one; "
+            "10.0.0.1 has 16 in all",
+            id="cpu-not-gpu",
+        ),
+        pytest.param(
+            made_up_inventory(4, 2),
+            {"bundle_ct_per_node_list": [3, 3], "strategy": "STRICT_SPREAD"},
+            True,
+            "accelerator",
+            "2 logical nodes of 3 GPUs on distinct machines: only node 10.0.0.1 has 3 GPU; 10.0.0.2 has 2 in all",
+            id="a-machine-that-is-too-small-is-named",
+        ),
+        pytest.param(
+            Inventory((held(made_up_node(0, AMOUNTS), 4), held(made_up_node(1, AMOUNTS), 4, name="b", kind="actor"))),
+            {"num_nodes": 1, "strategy": "STRICT_PACK"},
+            False,
+            "accelerator",
+            "1 logical node of 8 GPUs on one machine: no node has that free: 8 GPU needed on one; "
+            "10.0.0.1 has 4 free, 4 held by placement group 'other-job-node0' of job 02000000; "
+            "10.0.0.2 has 4 free, 4 held by actor 'b' of job 02000000",
+            id="totals-fit-but-no-machine",
+        ),
+        pytest.param(
+            made_up_inventory(8),
+            {"num_nodes": 1, "resources": {"nic": 1.0}},
+            True,
+            "custom",
+            "1 logical node of 8 bundles of {CPU 1, GPU 1, nic 1}: with nothing held there is room for 0 of 8 bundles, nic is short; "
+            "10.0.0.1 has 0 in all",
+            id="custom-resource",
+        ),
+        pytest.param(
+            made_up_inventory(8, 8),
+            {"num_nodes": 1, "label_selector": {"zone": "a"}},
+            True,
+            "label",
+            "1 logical node of 8 GPUs: no node may be used: 2 without the labels of cluster.label_selector",
+            id="label",
+        ),
+        pytest.param(
+            made_up_inventory(8, 8),
+            {"num_nodes": 2, "exclude_nodes": ["10.0.0.2"], "strategy": "STRICT_SPREAD"},
+            True,
+            "excluded",
+            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; not used: 1 left out by cluster.exclude_nodes",
+            id="excluded",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, AMOUNTS, is_head=True), made_up_node(1, AMOUNTS))),
+            {"num_nodes": 2, "use_head": "never", "strategy": "STRICT_SPREAD"},
+            True,
+            "head",
+            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; not used: 1 the head node (cluster.use_head)",
+            id="head",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, AMOUNTS, labels=DOMAIN), made_up_node(1, AMOUNTS))),
+            {"num_nodes": 2, "segment_size": 2, "strategy": "STRICT_SPREAD"},
+            True,
+            "domain",
+            "2 logical nodes of 8 GPUs on distinct machines, in segments of 2 in one NVLink domain: only 1 node has room for that; "
+            "not used: 1 in no NVLink domain",
+            id="domain",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, AMOUNTS), made_up_node(1, AMOUNTS, state="draining"))),
+            {"num_nodes": 2},
+            True,
+            "draining",
+            "2 logical nodes of 8 GPUs: with nothing held there is room for 8 of 16 bundles; not used: 1 draining",
+            id="draining",
+        ),
+        pytest.param(
+            made_up_inventory(*[8] * 30),
+            {"num_nodes": 40, "strategy": "STRICT_SPREAD"},
+            True,
+            "nodes",
+            "40 logical nodes of 8 GPUs on distinct machines: only 30 nodes have room for that",
+            id="too-few-machines",
+        ),
+        pytest.param(
+            Inventory(()), {"num_nodes": 2}, True, "nodes", "2 logical nodes of 8 GPUs: no node may be used: there are none", id="no-nodes"
+        ),
+    ],
+)
+def test_the_headline_says_what_is_short(inventory: Inventory, keys: dict[str, object], never: bool, kind: str, headline: str) -> None:
+    """GPU, CPU, custom resource and label are told apart, and never from not now."""
+    answer = shortfall(inventory, **keys)
+    assert (answer.headline, answer.never, answer.facts["kind"]) == (headline, never, kind)
+
+
+@pytest.mark.parametrize(
+    ("inventory", "keys", "expected"),
+    [
+        pytest.param(
+            made_up_inventory(8, cpus=16),
+            {"num_nodes": 1, "strategy": "STRICT_PACK", "cpus_per_bundle": 3},
+            ("cluster.gpus_per_node=5 fits now", "cluster.cpus_per_bundle=2 fits now"),
+            id="fewer-cpus",
+        ),
+        pytest.param(
+            made_up_inventory(4, 2),
+            {"bundle_ct_per_node_list": [3, 3], "strategy": "STRICT_PACK"},
+            (
+                "cluster.strategy=PACK fits now",
+                "cluster.strategy=SPREAD fits now",
+                "cluster.bundle_ct_per_node_list=[3] fits now",
+                "cluster.bundles_per_node=2 fits now",
+            ),
+            id="other-strategy",
+        ),
+        pytest.param(
+            Inventory((held(held(made_up_node(0, AMOUNTS), 4, name="a"), 4, name="b"),)),
+            {"num_nodes": 1, "gpus_per_node": 8},
+            ("wait: it fits when enough of what is held is given back",),
+            id="no-one-holder-alone",
+        ),
+        pytest.param(
+            made_up_inventory(8, 8),
+            {"num_nodes": 1, "label_selector": {"zone": "a"}},
+            ("other nodes have room: relax cluster.label_selector",),
+            id="label",
+        ),
+        pytest.param(
+            made_up_inventory(8, 8),
+            {"num_nodes": 2, "exclude_nodes": ["10.0.0.2"]},
+            (
+                "cluster.num_nodes=1 fits now",
+                "cluster.gpus_per_node=4 fits now",
+                "the nodes left out have room: shorten cluster.exclude_nodes",
+            ),
+            id="excluded",
+        ),
+        pytest.param(made_up_inventory(0), {"num_nodes": 1}, (), id="nothing-fits"),
+    ],
+)
+def test_what_would_fit_is_suggested(inventory: Inventory, keys: dict[str, object], expected: tuple[str, ...]) -> None:
+    """The nearest things that fit, each checked by planning it."""
+    assert shortfall(inventory, **keys).suggestions == expected
+
+
+def test_what_is_held_by_nobody_known_is_said_so() -> None:
+    """Without holders the amount is named; a holder that Ray does not name is called that."""
+    node = made_up_node(0, AMOUNTS, {"GPU": 2.0, "CPU": 64.0})
+    answer = shortfall(Inventory((node,)), num_nodes=1)
+    assert answer.nodes[0].reason == "GPU: 8 needed, 2 free, 6 held"
+    node = evolve(node, holders=(Holder("unknown", "", "", "", {"GPU": 6.0}),))
+    answer = shortfall(Inventory((node,)), num_nodes=1)
+    assert (
+        answer.nodes[0].reason == "GPU: 8 needed, 2 free, 6 held by something that Ray does not name (a task, or what ended a moment ago)"
+    )
+
+
+def test_alike_neighbours_share_their_lines() -> None:
+    """A thousand equal nodes are two lines."""
+    text = render_shortfall(shortfall(made_up_inventory(*[4] * 200), num_nodes=1, strategy="STRICT_PACK"))
+    assert [line for line in text.splitlines() if "10.0.0" in line][1:] == [
+        "  10.0.0.1 to 10.0.0.200 (200 nodes)  CPU            8   128    128"
+    ]
+
+
+def test_a_shortfall_is_plain_data_and_an_error() -> None:
+    """``to_dict`` is JSON; ``to_error`` carries the text and the record through pickling."""
+    answer = shortfall(BUSY, num_nodes=2, strategy="STRICT_SPREAD")
+    data = json.loads(json.dumps(answer.to_dict()))
+    assert data["nodes"][1]["holders"] == [
+        {
+            "kind": "placement_group",
+            "name": "other-job-node0",
+            "id": "id-other-job-node0",
+            "job_id": "02000000",
+            "resources": {"GPU": 4.0, "CPU": 4.0},
+        }
+    ]
+    assert (data["never"], data["facts"]["lacking"], data["nodes"][1]["lacking"]) == (False, ["GPU"], ["GPU"])
+    error = pickle.loads(pickle.dumps(answer.to_error()))
+    assert isinstance(error, ResourceInsufficientError)
+    assert (str(error), error.shortfall) == (render_shortfall(answer), answer)
