@@ -77,13 +77,13 @@ def bring_up(
         )
         if not records:
             return BroughtUp(actors=(), records=(), master_address="", master_port=0)
-        lease = actors[0]._rl_cluster_lease.remote(*port_range)
+        lease = actors[0]._rl_cluster_lease.remote(low=port_range[0], high=port_range[1])
         port = _gather([lease], seats[:1], layout, "leasing the master port", deadline=deadline, timeout_s=timeout_s)[0]
         starts = []
         for actor, record, seat in zip(actors, records, seats, strict=True):
             args, kwargs = init_arguments(record)
             environment = rank_variables(record, world_size=len(records), master_address=records[0].address, master_port=port)
-            starts.append(actor._rl_cluster_start.remote({**seat.env, **environment}, args, kwargs))
+            starts.append(actor._rl_cluster_start.remote(env={**seat.env, **environment}, args=args, kwargs=kwargs))
         _gather(starts, seats, layout, "__init__", deadline=deadline, timeout_s=timeout_s, on_progress=on_progress)
         return BroughtUp(actors=tuple(actors), records=records, master_address=records[0].address, master_port=port)
     except BaseException:

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 
 import ray
@@ -140,7 +141,8 @@ def _throttled(say: Progress) -> Progress:
 def _create(layout: Layout) -> tuple[PlacementGroup, ...] | None:
     """Create the groups of a layout; None, with everything removed, if they are not there within moments."""
     spec = layout.spec
-    prefix = spec.name or "rl_cluster"
+    # Ray refuses a name that any job of the cluster uses already, so two runs of one recipe must not choose the same
+    prefix = f"{spec.name or 'rl_cluster'}-{uuid.uuid4().hex[:6]}"
     if spec.unified:
         batches = [(f"{prefix}-unified", list(layout.bundles))]
     else:

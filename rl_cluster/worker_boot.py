@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import types
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,22 +29,30 @@ Binder = Callable[[], "BindingReport"]
 
 
 class _Payload:
-    """Acts when it is unpickled, that is once in each worker process, before the user's module is imported."""
+    """Acts when it is unpickled in the worker process that is being made of this class, before the user's module is imported."""
 
-    def __init__(self, env: Mapping[str, str], binder: Binder | None) -> None:
+    def __init__(self, token: str, env: Mapping[str, str], binder: Binder | None) -> None:
+        self.token = token
         self.env = dict(env)
         self.binder = binder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _boot, (self.env, self.binder)
+        return _boot, (self.token, self.env, self.binder)
 
 
 _report: BindingReport | None = None
 _lease: PortLease | None = None
 
 
-def _boot(env: Mapping[str, str], binder: Binder | None) -> None:
+def _boot(token: str, env: Mapping[str, str], binder: Binder | None) -> None:
+    """Ray loads the class in every process that gets a handle, too: those must keep their own environment and binding."""
     global _report
+    import ray
+
+    context = ray.get_runtime_context()
+    task = context.get_task_function_name() if context.worker.mode == ray.WORKER_MODE else None
+    if task is None or token not in task or not task.endswith(".__init__"):
+        return
     os.environ.update(env)
     if binder is not None:
         _report = binder()
@@ -114,6 +123,10 @@ def worker_class(user_class: type, *, env: Mapping[str, str], binder: Binder | N
         env: Environment variables that must be there before the user's module is imported. Never on a command line.
         binder: Called in the worker process before the user's module is imported; its report is sent in phase 1.
     """
-    boot = types.new_class("_Boot", (Boot,), {}, lambda body: body.update(_payload=_Payload(env, binder), __module__="rl_cluster_worker"))
-    names = {"__module__": user_class.__module__, "__qualname__": user_class.__qualname__, "__doc__": user_class.__doc__}
+    # Ray names the creating task by module and class, so the module's name tells a process whether it is being made of this class
+    token = f"rl_cluster_{uuid.uuid4().hex}"
+    payload = _Payload(token, env, binder)
+    boot = types.new_class("_Boot", (Boot,), {}, lambda body: body.update(_payload=payload, __module__=token))
+    module = f"{user_class.__module__}.{token}"
+    names = {"__module__": module, "__qualname__": user_class.__qualname__, "__doc__": user_class.__doc__}
     return types.new_class(user_class.__name__, (boot, user_class), {}, lambda body: body.update(names))

@@ -178,7 +178,7 @@ class RayWorkerGroup:
 
         Args:
             method: Name of a method of the user's class.
-            args: For every worker.
+            args: For every worker. Where only the workers' Python can import the class, Ray takes keyword arguments only.
             per_worker: More keyword arguments for each: a list by rank, or a callable that gets the worker's record.
             timeout_s: None waits as long as it takes (a lost worker or node ends the wait all the same).
             kwargs: For every worker.
