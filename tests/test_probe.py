@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "numa"))
-from made_up import make_machine, write
+from made_up_machine import make_machine, write
 
 from rl_cluster import probe
 from rl_cluster.numa.place import find_topo_rank

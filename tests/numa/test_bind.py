@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import MadeUpKernel, make_machine, write
+from made_up_machine import MadeUpKernel, make_machine, write
 
 from rl_cluster.errors import BindingError
 from rl_cluster.numa.bind import bind_process, raise_if_not_bound, unbind, verify

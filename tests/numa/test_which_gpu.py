@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import MadeUpKernel, make_machine, write
+from made_up_machine import MadeUpKernel, make_machine, write
 
 from rl_cluster.numa import commands
 from rl_cluster.numa.bind import bind_process
