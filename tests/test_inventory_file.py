@@ -1,0 +1,165 @@
+"""Inventory files: what they say, what is refused, and that what is written can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from rl_cluster.errors import ConfigError
+from rl_cluster.inventory import Holder, Inventory, PhysicalNode
+from rl_cluster.inventory_file import dump_inventory, load_inventory, parse_inventory
+from rl_cluster.plan import Layout, plan_layout
+from rl_cluster.schema import ClusterSpec
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "inventories"
+
+
+def test_a_file_says_nodes(tmp_path: Path) -> None:
+    """Addresses rise with ``count``; ``free`` is as much as ``resources`` where nothing else is said."""
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        """
+        nodes:
+          - address: 10.0.0.255
+            count: 2
+            resources: {GPU: 8, CPU: 16}
+            free: {GPU: 4}
+            labels: {zone: a, rl_cluster/x: 1}
+          - {resources: {CPU: 2.5}, head: true, hostname: front, state: draining}
+        """
+    )
+    amounts, free, labels = {"GPU": 8.0, "CPU": 16.0}, {"GPU": 4.0, "CPU": 16.0}, {"zone": "a", "rl_cluster/x": "1"}
+    assert load_inventory(path) == Inventory(
+        (
+            PhysicalNode("node-10.0.0.255", "10.0.0.255", amounts, free, labels=labels),
+            PhysicalNode("node-10.0.1.0", "10.0.1.0", amounts, free, labels=labels),
+            PhysicalNode("node-10.0.0.3", "10.0.0.3", {"CPU": 2.5}, {"CPU": 2.5}, hostname="front", is_head=True, state="draining"),
+        ),
+        source=f"file {path}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "problems"),
+    [
+        pytest.param(None, ["nodes: must be a list with at least one node, got None"], id="empty"),
+        pytest.param({"nodes": []}, ["nodes: must be a list with at least one node, got ['nodes']"], id="no-nodes"),
+        pytest.param([1], ["nodes: must be a list with at least one node, got [1]"], id="a-list"),
+        pytest.param({"nodes": [7]}, ["nodes[0]: must be a mapping with resources, got 7"], id="a-number-for-a-node"),
+        pytest.param({"nodes": [{"address": "10.0.0.1"}]}, ["nodes[0].resources: must be there, got None"], id="no-resources"),
+        pytest.param(
+            {"nodes": [{"resources": {"GPU": "eight", "CPU": -1, "nic": True}, "count": 0}]},
+            [
+                "nodes[0].count: must be a whole number from 1 to 100000, got 0",
+                "nodes[0].resources.GPU: must be a number, at least 0, got 'eight'",
+                "nodes[0].resources.CPU: must be a number, at least 0, got -1",
+                "nodes[0].resources.nic: must be a number, at least 0, got True",
+            ],
+            id="amounts",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"GPU": 1}, "free": {"GPU": 9, "TPU": 1}}]},
+            [
+                "nodes[0].free.GPU: must be at most what resources says (1), got 9.0",
+                "nodes[0].free.TPU: must be at most what resources says (0), got 1.0",
+            ],
+            id="more-free-than-there-is",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {}, "lables": {}, "state": "gone", "head": "no", "labels": {"a": True}}], "node": []},
+            [
+                "node: must be one of nodes, source, got 'node'",
+                "nodes[0].lables: must be one of address, count, resources, free, labels, hostname, head, state, holders, got 'lables'",
+                "nodes[0].labels.a: must be a text (YAML reads some words as other types: quote it), got True",
+                "nodes[0].state: must be one of alive, draining, dead, got 'gone'",
+                "nodes[0].head: must be true or false, got 'no'",
+            ],
+            id="keys-and-words",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {}, "address": "gpu-a", "count": 2}]},
+            ["nodes[0].address: must be an IP address where count is more than 1, got 'gpu-a'"],
+            id="a-name-can-not-be-counted",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {}, "address": "10.0.0.2", "count": 2}, {"resources": {}, "address": "10.0.0.3"}]},
+            ["nodes[1].address: must differ from that of nodes[0], got '10.0.0.3'"],
+            id="an-address-twice",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {}, "holders": [{"kind": "task"}]}]},
+            [
+                "nodes[0].holders[0]: must have the keys kind, name, id, job_id, resources and a kind of placement_group, actor, unknown, "
+                "got {'kind': 'task'}"
+            ],
+            id="a-holder",
+        ),
+    ],
+)
+def test_every_broken_rule_is_listed_with_its_place(content: object, problems: list[str]) -> None:
+    """One line for each broken rule: place, rule, value."""
+    with pytest.raises(ConfigError) as caught:
+        parse_inventory(content, source="file x.yaml")
+    assert list(caught.value.problems) == [f"inventory file x.yaml: {problem}" for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(None, "must be a readable file, got No such file or directory", id="missing"),
+        pytest.param(b"nodes: [", "must be YAML, got while parsing", id="not-yaml"),
+        pytest.param(b"\xff\xfe", "must be a text file in UTF-8, got other bytes", id="not-text"),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+    """The error has the path and what is wrong with it."""
+    path = tmp_path / "x.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_inventory(path)
+    assert str(caught.value).startswith(f"inventory {path}: {message}")
+
+
+def test_what_is_written_reads_as_the_same_nodes(tmp_path: Path) -> None:
+    """A saved inventory has all that planning needs, and nothing that Ray makes up."""
+    holder = Holder("actor", "engine", "5f", "02000000", {"GPU": 3.5})
+    node = PhysicalNode(
+        "node-10.0.0.1",
+        "10.0.0.1",
+        {"GPU": 8.0, "CPU": 16.0, "memory": 1e9},
+        {"GPU": 4.5, "CPU": 16.0, "memory": 1e9},
+        hostname="gpu-1",
+        labels={"zone": "a", "number": "1", "word": "on"},
+        is_head=True,
+        holders=(holder,),
+    )
+    dead = PhysicalNode("node-10.0.0.2", "10.0.0.2", {"GPU": 8.0}, {}, state="dead")
+    inventory = Inventory((node, dead), source="ray at 10.0.0.1:6379")
+    made_by_ray = {"node:10.0.0.1": 1.0, "node:__internal_head__": 1.0, "object_store_memory": 5.0}
+    as_ray_has_it = evolve(node, total={**node.total, **made_by_ray}, labels={**node.labels, "ray.io/node-id": "ab12"})
+    path = tmp_path / "saved.yaml"
+    path.write_text(dump_inventory(evolve(inventory, nodes=(as_ray_has_it, dead))))
+    assert load_inventory(path).nodes == inventory.nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "spec", "expected"),
+    [
+        ("2x8", 2, ClusterSpec(num_nodes=2), ["10.0.0.1", "10.0.0.2"]),
+        ("32x8_nvlink4", 33, ClusterSpec(num_nodes=2, segment_size=2), ["10.0.1.1", "10.0.1.2"]),
+        ("mixed_a100_h100", 8, ClusterSpec(num_nodes=1, label_selector={"ray.io/accelerator-type": "A100"}), ["10.0.0.11"]),
+        ("4_and_2", 2, ClusterSpec(bundle_ct_per_node_list=[4, 2]), ["10.0.0.1", "10.0.0.2"]),
+    ],
+    ids=["2x8", "32x8_nvlink4", "mixed_a100_h100", "4_and_2"],
+)
+def test_the_examples_can_be_planned_on(name: str, nodes: int, spec: ClusterSpec, expected: list[str]) -> None:
+    """Each example file is read and holds what its name says."""
+    inventory = load_inventory(EXAMPLES / f"{name}.yaml")
+    answer = plan_layout(spec, inventory)
+    assert isinstance(answer, Layout)
+    addresses = {node.node_id: node.address for node in inventory.nodes}
+    assert len(inventory.nodes) == nodes
+    assert list(dict.fromkeys(addresses[bundle.node_id] for bundle in answer.bundles)) == expected
