@@ -12,11 +12,11 @@ from typing import Any, TypedDict
 
 import attrs
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_cluster import grid_data as drawing
-from rl_cluster import placement
+from rl_cluster import placement, ranks
 from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError, WorkerLostError
 from rl_cluster.plan import Layout, PlacedBundle
 from rl_cluster.ports import PortLease, lease_port
@@ -179,6 +179,42 @@ class RayVirtualCluster:
         if self.spec.unified:
             return groups[0], sum(self.spec.bundle_counts[: bundle.node_idx]) + bundle.bundle_idx
         return groups[bundle.node_idx], bundle.bundle_idx
+
+    # --- the one order of bundles, for whoever uses the cluster ---
+
+    def bundle_nodes(self) -> list[str]:
+        """Ray's node id of each bundle, in the order of ``layout.bundles``, as Ray's own table says it.
+
+        Raises:
+            WorkerLostError: A bundle has no node: the one that it lay on is gone.
+        """
+        tables = {group: placement_group_table(group) for group in self.get_placement_groups()}
+        nodes = []
+        for bundle in self.layout.bundles:
+            group, index = self.bundle_address(bundle)
+            node = tables[group]["bundles_to_node_id"].get(index, "")
+            if not node:
+                self.check_nodes_alive()
+            nodes.append(str(node))
+        return nodes
+
+    def sorted_bundle_indices(self) -> list[int]:
+        """Indices of ``layout.bundles`` in rank order: logical node, physical node in topology order, bundle.
+
+        Workers and engine slices follow the same order; a worker group also looks at the GPU ids that its workers report.
+        """
+        return ranks.sorted_bundle_indices(self.layout)
+
+    def engine_slices(self, k: int) -> list[list[int]]:
+        """Slices of ``k`` bundles for engines that span several GPUs: each on one machine, in rank order.
+
+        Returns:
+            Lists of ``k`` indices of ``layout.bundles``; with ``unified`` these are also the bundle indices of the placement group.
+
+        Raises:
+            ConfigError: On some machine the bundles are not a multiple of ``k``.
+        """
+        return ranks.engine_slices(self.layout, k)
 
     def world_size(self) -> int:
         """Bundles in all."""
