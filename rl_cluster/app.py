@@ -5,14 +5,20 @@ Ray is imported only when a job runs, so that ``--help``, ``--cfg job`` and comp
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 from rl_cluster.config import PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config
-from rl_cluster.errors import EXIT_CONFIG, EXIT_OK, ConfigError
+from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, ConfigError
 from rl_cluster.schema import RunSpec
 
 if TYPE_CHECKING:
@@ -23,50 +29,104 @@ FULL_ERROR = "HYDRA_FULL_ERROR"
 
 def main() -> None:
     """Entry point of run.py and of the command ``rl-cluster``. Ends the process with the exit code of the worst job."""
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     codes: list[int] = []
-
-    def task(config: DictConfig) -> int:
-        codes.append(_job(config))
-        return codes[-1]
-
     # Hydra then raises instead of printing its own text and ending the process; a user who set it wants the traceback
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     os.environ[FULL_ERROR] = "1"
+    _never_refuse_to_write()
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=PRIMARY_CONFIG)(task)()
-    except (HydraException, OmegaConfBaseException, ConfigError) as error:
+        _run_hydra(codes, full_error=wants_traceback)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not any(code >= 128 for code in codes):
+            codes.append(EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of --help or --cfg has gone
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    except Exception as error:
         if wants_traceback:
             raise
-        _complain(error.problems if isinstance(error, ConfigError) else describe_compose_error(error, sys.argv[1:]))
-        codes.append(EXIT_CONFIG)
-    except KeyboardInterrupt:
-        codes.append(130)
+        codes.append(_explain(error, in_job=bool(codes)))
     finally:
         if not wants_traceback:
             os.environ.pop(FULL_ERROR, None)
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is given back; an impatient Ctrl-C must not change the exit code
     sys.exit(max(codes, default=EXIT_OK))
 
 
-def _job(config: DictConfig) -> int:
+def _never_refuse_to_write() -> None:
+    """A path or a message with letters that the terminal has not, or a full disk below the log, is no reason to end a run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    logging.raiseExceptions = False
+
+
+def _run_hydra(codes: list[int], *, full_error: bool) -> None:
+    import hydra
+
+    def task(config: DictConfig) -> int:
+        codes.append(EXIT_OK)  # a job has begun
+        codes[-1] = _job(config, full_error=full_error)
+        if codes[-1] >= 128:
+            raise KeyboardInterrupt  # a signal ends the sweep, not only this job of it
+        return codes[-1]
+
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=PRIMARY_CONFIG)(task)()
+
+
+def _explain(error: Exception, *, in_job: bool) -> int:
+    """Say what went wrong, one line for each problem. Returns the exit code."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(error, ConfigError):
+        _complain(error.problems)
+    elif isinstance(error, OSError) and not in_job:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain([f"hydra.run.dir: must be a folder that can be written, got {where}{error.strerror or error}. Fix: hydra.run.dir=FOLDER"])
+    elif in_job and not isinstance(error, (HydraException, OmegaConfBaseException)):
+        _complain([f"internal error: {type(error).__name__}: {error}. Fix: {FULL_ERROR}=1 shows its traceback; please report it"])
+        return EXIT_CHECK_FAILED
+    else:
+        # Some refusals of Hydra's are plain ValueErrors.
+        _complain(describe_compose_error(error, [word for word in sys.argv[1:] if not word.startswith("-")]))
+    return EXIT_CONFIG
+
+
+def _job(config: DictConfig, *, full_error: bool) -> int:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
+    called_from = str(hydra_config.runtime.cwd)
     overrides = list(OmegaConf.to_container(hydra_config.overrides.task) or [])
-    sys.path.insert(1, os.getcwd())  # worker.target may live beside the recipe, also for the installed command
+    if called_from not in sys.path:
+        sys.path.insert(1, called_from)  # worker.target may live beside the recipe, also for the installed command
     try:
-        spec = from_config(config, kind=RunSpec)
+        spec = _from_where_it_was_called(from_config(config, kind=RunSpec), called_from)
     except ConfigError as error:
+        if full_error:
+            raise
         _complain(error.problems)
         return EXIT_CONFIG
     from rl_cluster.job import run
 
-    return run(spec, folder, overrides=[str(word) for word in overrides])
+    return run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error)
+
+
+def _from_where_it_was_called(spec: RunSpec, folder: str) -> RunSpec:
+    """Relative paths mean the folder in which the command was typed, also where hydra.job.chdir has left it."""
+    if os.path.samefile(folder, os.curdir):
+        return spec
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else os.path.join(folder, os.path.expanduser(path))
+
+    python = attrs.evolve(spec.python, project_dir=absolute(spec.python.project_dir), venv_dir=absolute(spec.python.venv_dir))
+    return attrs.evolve(spec, inventory=absolute(spec.inventory), python=python)
 
 
 def _complain(problems: Sequence[str]) -> None:

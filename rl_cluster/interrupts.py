@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -30,7 +30,9 @@ class Interrupts:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         if self._ending:
-            print("still giving everything back, which takes a few seconds ...", file=sys.stderr)
+            # not print: the interrupted code may be within a print of its own, which Python forbids to enter twice
+            with contextlib.suppress(OSError):
+                os.write(2, b"still giving everything back, which takes a few seconds ...\n")
             return
         self._ending = True
         raise Interrupted(number)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,23 @@ class Screen:
 
     def __init__(self) -> None:
         terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self.color = terminal
+        self.color = terminal and os.environ.get("TERM") != "dumb"
         self.width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         self.ascii_only = not _can_encode(sys.stdout.encoding)
 
     def show(self, text: str) -> None:
-        """A part of the result."""
-        print(text, flush=True)
+        """A part of the result. A reader that has gone (``run.py | head -3``) doesn't end the run."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            # what Python still holds for this stream is written at its end, so the stream itself must lead nowhere
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+    def part(self, name: str, text: str, *, simulated: bool) -> None:
+        """A part of the result below its name, so that what is copied out of the screen says that it is simulated."""
+        self.show(f"{name} (simulated):" if simulated else f"{name}:")
+        self.show(text)
 
     def tell(self, text: str) -> None:
         """What is going on; goes to the log as well."""
@@ -132,18 +143,19 @@ class RunState:
         self.timings[name] = time.monotonic() - self.began
 
 
-def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = ()) -> int:
+def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = (), full_error: bool = False) -> int:
     """Do what the spec says and write the files of the run.
 
     Args:
         spec: The checked config.
         folder: Hydra's output directory.
         overrides: The words of the command line, for the commands that messages suggest.
+        full_error: Show the traceback of an error, too (it is in the log anyway).
 
     Returns:
         The exit code: 0 done and verified, 3 not enough resources, 4 a check failed, 130 Ctrl-C, 143 SIGTERM.
     """
-    files, screen, state = RunFiles(folder), Screen(), RunState(spec=spec)
+    files, screen, state = RunFiles(folder), Screen(), RunState(spec=spec, simulated=spec.ray.kind == "simulated")
     error: BaseException | None = None
     with orderly_interrupts() as interrupts:
         try:
@@ -160,11 +172,31 @@ def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = ()) -> int:
             logger.debug("the run ended with this error", exc_info=True)
         interrupts.ending()
         if error is not None:
-            print(_error_text(error), file=sys.stderr, flush=True)
-        _write(files, state, spec, error)
+            _complain(error, full_error=full_error)
+        try:
+            _write(files, state, spec, error)
+        except OSError as failure:
+            unwritten = _unwritten(files, failure)
+            _complain(unwritten, full_error=full_error)
+            if error is None:
+                error, code = unwritten, unwritten.exit_code
         screen.show(f"files: {files.folder}")
         screen.show(_last_line(spec, state, error))
     return code
+
+
+def _complain(error: BaseException, *, full_error: bool) -> None:
+    if full_error:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    print(_error_text(error), file=sys.stderr, flush=True)
+
+
+def _unwritten(files: RunFiles, failure: OSError) -> RlClusterError:
+    reason = failure.strerror or str(failure)
+    return RlClusterError(
+        f"files: {failure.filename2 or failure.filename or files.folder} can't be written ({reason}). "
+        "Fix: make room there, or choose another folder: hydra.run.dir=FOLDER"
+    )
 
 
 def _error_text(error: BaseException) -> str:
@@ -257,21 +289,30 @@ def _to_simulate(spec: RunSpec) -> Inventory:
 
 def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequence[str], *, none_running: bool) -> Layout:
     answer = plan_layout(cluster, inventory)
+    if isinstance(answer, Shortfall) and none_running and cluster.use_head == "auto":
+        # This machine would be the head node, and for want of GPUs one that is not used: the amounts say more than that rule.
+        answer = plan_layout(attrs.evolve(cluster, use_head="always"), inventory)
     if isinstance(answer, Shortfall):
         raise _rehearsable(answer.to_error(), overrides, none_running=none_running)
     return answer
 
 
 def _rehearsable(error: ResourceInsufficientError, overrides: Sequence[str], *, none_running: bool) -> ResourceInsufficientError:
-    words = [word for word in overrides if not word.startswith(("ray=", "ray."))]
-    command = shlex.join(["python", "run.py", *words, "ray=simulated"])
+    words = [word for word in overrides if not word.startswith(("ray=", "ray.", "inventory="))]
+    command = shlex.join([*_program(), *words, "ray=simulated"])
     where = (
         "No running Ray cluster was found (looked at ray.address, $RAY_ADDRESS and this machine), and a local one here would be too small. "
         "Fix: ray.address=HOST:PORT for a cluster that holds it"
         if none_running
         else "Fix: free the resources, or ask for less"
     )
-    return ResourceInsufficientError(f"{error.message}\n{where}; to rehearse it on this machine: {command}", **error.facts)
+    return ResourceInsufficientError(f"{error.message}\n{where}. To rehearse it on this machine:\n  {command}", **error.facts)
+
+
+def _program() -> list[str]:
+    """How this program was called, for commands that work when they are pasted."""
+    called = sys.argv[0]
+    return ["python", called] if called.endswith(".py") else [Path(called).name]
 
 
 # --- up ---
@@ -281,8 +322,12 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
     from rl_cluster import session
     from rl_cluster.builders import build_cluster, build_worker_group
     from rl_cluster.python_env import disable_rays_uv_hook
+    from rl_cluster.target_check import check_target
 
     disable_rays_uv_hook()
+    if spec.worker.target is not None and spec.python.executable == "SYSTEM":
+        # The workers run this interpreter, so what they can't run is known before anything is started.
+        check_target(spec.worker)
     to_simulate = _to_simulate(spec) if spec.ray.kind == "simulated" else None
     if to_simulate is None and session.address_in_reach(spec.ray) is None:
         here = session.this_machine(spec.ray)
@@ -295,9 +340,9 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
         held.callback(interrupts.ending)
         interrupts.install()
         state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
-        state.simulated = ray_session.simulated
         state.mark("ray")
         inventory = session.look_around()
+        state.simulated = inventory.simulated
         cluster_spec = close_spec(spec.cluster, inventory)
         numa = _numa_for(spec.numa, ray_session.affinity_file)
         state.spec = attrs.evolve(spec, cluster=cluster_spec, numa=numa)
@@ -336,9 +381,9 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
         state.mark("checked")
         screen.grid(_picture(spec, state))
         screen.show("")
-        screen.show(render_table(state.records, width=screen.width, color=screen.color))
+        screen.part("workers", render_table(state.records, width=screen.width, color=screen.color), simulated=state.simulated)
         screen.show("")
-        screen.show(render_checks(state.checks))
+        screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
             _hold(cluster, screen)
     state.mark("given_back")

@@ -72,11 +72,16 @@ def connected_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, where: str = "ray.address") -> None:
     """Ask whether a Ray control service answers, within seconds (``ray.init`` itself tries a dead address for minutes).
 
     Ray's control service is a gRPC server, so it answers the opening of an HTTP/2 connection (RFC 9113, section 3.4) with a
     SETTINGS frame. A closed port, a stopped process and another kind of server all fail this.
+
+    Args:
+        address: ``host:port``.
+        timeout_s: For the whole question.
+        where: What the messages name: the key or variable that said the address.
 
     Raises:
         ConfigError: ``address`` is not ``host:port``.
@@ -84,20 +89,20 @@ def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> No
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"ray.address: must be host:port, got {address!r}. Fix: ray.address=10.0.0.1:6379")
+        raise ConfigError(f"{where}: must be host:port, got {address!r}. Fix: {where}=10.0.0.1:6379")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
             answer = connection.recv(9)
     except OSError as error:
         raise ClusterUnreachableError(
-            f"ray.address: no Ray cluster answers at {address} within {timeout_s:g} s ({error}). "
+            f"{where}: no Ray cluster answers at {address} within {timeout_s:g} s ({error}). "
             "Fix: start it (ray start --head), correct the address, or rehearse with ray=simulated",
             address=address,
         ) from None
     if len(answer) < 4 or answer[3] != 4:
         raise ClusterUnreachableError(
-            f"ray.address: what answers at {address} is not a Ray control service. Fix: give the address that `ray start --head` printed",
+            f"{where}: what answers at {address} is not a Ray control service. Fix: give the address that `ray start --head` printed",
             address=address,
         )
 
@@ -112,7 +117,7 @@ def find_running() -> str | None:
     if named == "local":
         return None
     if named and named != "auto":
-        check_reachable(named)
+        check_reachable(named, where="RAY_ADDRESS")
         return named
     from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
