@@ -97,7 +97,7 @@ def _set_numa_membind(cpus: set[int]) -> bool:
     if os.environ.get(bind.DISABLE_MEMBIND) == "1":
         return False
     machine, kernel = Machine(), LinuxKernel()
-    choice = choose_memory(CpuChoice(nodes=machine.system.nodes_of(cpus)), machine, kernel.mems_allowed())
+    choice = choose_memory(CpuChoice(nodes=machine.system.nodes_of(cpus)), machine, kernel)
     report = BindingReport(cpu_status="", mem_status="")
     report = bind_memory(report, choice, NumaSpec().mempolicy, kernel=kernel)
     logger.info("memory %s %s", report.mem_status, report.policy_held)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
@@ -80,42 +80,43 @@ def bind_process(
 def _bind(spec: NumaSpec, gpu_ids: Sequence[str | int], index: int, machine: Machine, kernel: LinuxKernel) -> BindingReport:
     inherited = kernel.get_affinity(kernel.main_thread()) if kernel.saved is None else kernel.saved.main
     allowed = allowed_cpus(kernel, machine, inherited, respect_inherited=spec.respect_inherited)
-    report = evolve(_skipped("", kernel), notes=allowed.notes)
+    facts: dict[str, Any] = {}
     if gpu_ids:
-        report, choice = _choose_near_gpus(report, spec, gpu_ids, machine, allowed.cpus)
+        choice, facts = _choose_near_gpus(spec, gpu_ids, machine, allowed.cpus)
     elif spec.cpu_bind == "none":
         choice = CpuChoice(skip="disabled")
     else:
-        choice = choose_spread(machine, allowed.cpus, index)
-        report = evolve(report, source="spread")
-    notes = (*report.notes, *choice.notes)
-    report = evolve(report, numa_nodes=tuple(sorted(choice.nodes)), cpu_bind=choice.cpu_bind, notes=notes)
+        choice, facts = choose_spread(machine, allowed.cpus, index), {"source": "spread"}
+    facts["notes"] = (*allowed.notes, *facts.get("notes", ()), *choice.notes)
+    report = _skipped("", kernel, numa_nodes=tuple(sorted(choice.nodes)), cpu_bind=choice.cpu_bind, **facts)
     report = bind_threads(report, choice, kernel=kernel)
     report = bind_memory(report, _memory_for(report, choice, spec, machine, kernel), spec.mempolicy, kernel=kernel)
     return migrate(report, machine.system, kernel=kernel) if spec.migrate and report.mem_status in ("bound", "partial") else report
 
 
 def _choose_near_gpus(
-    report: BindingReport, spec: NumaSpec, gpu_ids: Sequence[str | int], machine: Machine, allowed: frozenset[int]
-) -> tuple[BindingReport, CpuChoice]:
+    spec: NumaSpec, gpu_ids: Sequence[str | int], machine: Machine, allowed: frozenset[int]
+) -> tuple[CpuChoice, dict[str, Any]]:
+    """The CPUs, and what the record says of the GPUs and where they are."""
     found = [find_gpu(machine, gpu_id, spec.source) for gpu_id in gpu_ids]
     identities = tuple(gpu.identity() for gpu, _, _ in found if gpu is not None)
     source_notes = tuple(dict.fromkeys(note for _, _, notes in found for note in notes))
-    report = evolve(report, gpus=identities, gpu=identities[0] if identities else None, source_notes=source_notes)
+    facts: dict[str, Any] = {"gpus": identities, "gpu": identities[0] if identities else None, "source_notes": source_notes}
     if spec.source in ("auto", "affinity_file"):
         if machine.affinity.untrusted:
             _warn("affinity file: %s. Fix: chown it to root or this user and chmod it to 644", machine.affinity.refusal)
         for problem in machine.affinity.problems:
             _warn("affinity file: %s; the other lines count", problem)
     order = device_order_note(machine.kernel_gpus, machine.environ)
-    report = evolve(report, notes=report.notes if order is None else (*report.notes, order))
+    if order is not None:
+        facts["notes"] = (order,)
     lost = next((place for _, place, _ in found if isinstance(place, Unidentified)), None)
     if lost is not None:
-        return report, CpuChoice(skip="disabled" if spec.cpu_bind == "none" else lost.reason, lost=lost.reason)
+        return CpuChoice(skip="disabled" if spec.cpu_bind == "none" else lost.reason, lost=lost.reason), facts
     placed = [(gpu, place) for gpu, place, _ in found if gpu is not None and isinstance(place, Location)]
     location = merge_locations([place for _, place in placed])
-    report = evolve(report, source=location.source, simulated=location.simulated)
-    return report, choose_cpus(location, placed, machine, allowed, spec.cpu_bind)
+    facts |= {"source": location.source, "simulated": location.simulated}
+    return choose_cpus(location, placed, machine, allowed, spec.cpu_bind), facts
 
 
 def _memory_for(report: BindingReport, choice: CpuChoice, spec: NumaSpec, machine: Machine, kernel: LinuxKernel) -> MemChoice:
@@ -125,7 +126,7 @@ def _memory_for(report: BindingReport, choice: CpuChoice, spec: NumaSpec, machin
         return MemChoice(skip="disabled-by-env")
     if choice.lost is not None:
         return MemChoice(skip=choice.lost)
-    memory = choose_memory(choice, machine, kernel.mems_allowed())
+    memory = choose_memory(choice, machine, kernel)
     if memory.skip is None and report.cpu_status not in ("bound", "partial", "skipped: disabled"):
         return MemChoice(skip="cpus-not-bound")
     if memory.skip is None and not kernel.supports_policy():
@@ -228,9 +229,9 @@ def raise_if_not_bound(report: BindingReport, *, rank: int | None, node: str) ->
     )
 
 
-def _skipped(reason: str, kernel: LinuxKernel) -> BindingReport:
+def _skipped(reason: str, kernel: LinuxKernel, **facts: Any) -> BindingReport:
     status = f"skipped: {reason}"
-    return BindingReport(cpu_status=status, mem_status=status, pid=os.getpid(), main_tid=kernel.main_thread())
+    return BindingReport(cpu_status=status, mem_status=status, pid=os.getpid(), main_tid=kernel.main_thread(), **facts)
 
 
 def _is_on(environ: Mapping[str, str], name: str) -> bool:

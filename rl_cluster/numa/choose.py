@@ -25,6 +25,12 @@ class Masks(Protocol):
     def this_thread(self) -> int: ...
 
 
+class Mems(Protocol):
+    """The same, for memory."""
+
+    def mems_allowed(self) -> frozenset[int] | None: ...
+
+
 @frozen
 class Allowed:
     """The CPUs that may be bound to."""
@@ -180,7 +186,7 @@ def choose_spread(machine: Machine, allowed: frozenset[int], index: int) -> CpuC
     return CpuChoice(cpus=cpus, cpu_bind="node", nodes=frozenset({node}))
 
 
-def choose_memory(choice: CpuChoice, machine: Machine, mems_allowed: frozenset[int] | None) -> MemChoice:
+def choose_memory(choice: CpuChoice, machine: Machine, kernel: Mems) -> MemChoice:
     """The memory nodes that go with the CPUs: host nodes with memory that the process may use."""
     system = machine.system
     if not system.nodes:
@@ -193,5 +199,6 @@ def choose_memory(choice: CpuChoice, machine: Machine, mems_allowed: frozenset[i
     with_memory = hosts & system.memory_nodes()
     if not with_memory:
         return MemChoice(skip="node-without-memory")
+    mems_allowed = kernel.mems_allowed()
     usable = with_memory if mems_allowed is None else with_memory & mems_allowed
     return MemChoice(nodes=usable) if usable else MemChoice(skip="node-not-allowed")

@@ -15,13 +15,14 @@ from typing import Any
 from attrs import define
 
 from rl_cluster.numa.cpulist import format_cpulist, parse_cpulist
+from rl_cluster.numa.system import read_text
 
 MODES = ("default", "preferred", "bind", "interleave", "local", "preferred-many", "weighted-interleave")
 """Names of the kernel's MPOL_* modes, by number (include/uapi/linux/mempolicy.h)."""
 
 _WORD = 64
 _MODE_FLAGS = 1 << 15 | 1 << 14 | 1 << 13  # MPOL_F_STATIC_NODES, _RELATIVE_NODES, _NUMA_BALANCING
-_READ_WORDS = 128  # get_mempolicy answers EINVAL to a mask shorter than the kernel's; no kernel has more than 1024 nodes, but room is cheap
+_READ_WORDS = 16  # get_mempolicy answers EINVAL to a mask shorter than the kernel's; none has more than 1024 nodes (NODES_SHIFT 10)
 _GENERIC = {"get_mempolicy": 236, "set_mempolicy": 237, "migrate_pages": 238}
 _SYSCALLS = {
     "x86_64": {"set_mempolicy": 238, "get_mempolicy": 239, "migrate_pages": 256},
@@ -106,14 +107,8 @@ class LinuxKernel:
     # --- memory ---
     def mems_allowed(self) -> frozenset[int] | None:
         """NUMA nodes that the calling thread may take memory from (its cpuset), or None where /proc does not say."""
-        try:
-            with open("/proc/thread-self/status") as file:
-                for line in file:
-                    if line.startswith("Mems_allowed_list:"):
-                        return parse_cpulist(line.partition(":")[2])
-        except OSError:
-            pass
-        return None
+        _, found, rest = (read_text("/proc/thread-self/status") or "").partition("Mems_allowed_list:")
+        return parse_cpulist(rest.partition("\n")[0]) if found else None
 
     def supports_policy(self) -> bool:
         """Are the syscall numbers of this machine known?"""

@@ -194,6 +194,8 @@ def find_gpu(
 
 def merge_locations(places: Sequence[Location]) -> Location:
     """Where a worker with several GPUs is: near all of them."""
+    if len(places) == 1:
+        return places[0]
     return evolve(
         places[0],
         source="+".join(dict.fromkeys(place.source for place in places)),

@@ -11,6 +11,8 @@ from attrs import Factory, frozen
 
 from rl_cluster.numa.cpulist import parse_cpulist
 
+_MAX_BYTES = 1 << 16  # sysfs gives a page at most
+
 
 @frozen
 class NumaNode:
@@ -50,10 +52,15 @@ class NumaSystem:
 def read_text(path: str | os.PathLike[str]) -> str | None:
     """A small file of sysfs or /proc without the white space around it, or None where it can't be read."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third of the cost of open(), and a binding reads a dozen of them
     except OSError:
         return None
+    try:
+        return os.read(handle, _MAX_BYTES).decode("utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
 
 
 def read_ids(path: str | os.PathLike[str]) -> frozenset[int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import evolve
 
 from rl_cluster.numa.choose import CpuChoice
@@ -12,10 +14,10 @@ from rl_cluster.numa.report import BindingReport
 _LOOK_AGAIN = 16  # rounds over the threads; two are enough unless threads keep starting
 
 
-def read_masks(kernel: LinuxKernel) -> dict[int, frozenset[int]]:
-    """Mask of each thread that is alive, by thread id."""
+def read_masks(kernel: LinuxKernel, tids: Iterable[int] | None = None) -> dict[int, frozenset[int]]:
+    """Mask of each thread that is alive, by thread id; default: of all threads."""
     masks = {}
-    for tid in kernel.threads():
+    for tid in kernel.threads() if tids is None else tids:
         try:
             masks[tid] = kernel.get_affinity(tid)
         except ProcessLookupError:
@@ -51,13 +53,11 @@ def bind_threads(report: BindingReport, choice: CpuChoice, *, kernel: LinuxKerne
     if choice.skip is not None:
         return evolve(report, cpu_status=f"skipped: {choice.skip}", cpus_held=union_of(read_masks(kernel)))
     saved = remember(kernel)
-    before = len(kernel.threads()) - 1
+    new = kernel.threads()
+    before = len(new) - 1
     done: set[int] = set()
     refused: dict[int, OSError] = {}
     for _ in range(_LOOK_AGAIN):
-        new = kernel.threads() - done - set(refused)
-        if not new:  # a thread that starts from now on inherits from a bound one
-            break
         for tid in new:
             saved.masks.setdefault(tid, saved.main)
             try:
@@ -66,14 +66,16 @@ def bind_threads(report: BindingReport, choice: CpuChoice, *, kernel: LinuxKerne
                 pass  # it has ended
             except OSError as error:
                 refused[tid] = error
-                continue
             done.add(tid)
-    masks = read_masks(kernel)
+        new = kernel.threads() - done
+        if not new:  # a thread that starts from now on inherits from a bound one
+            break
+    masks = read_masks(kernel, done)
     right = sum(mask == choice.cpus for mask in masks.values())
     notes = report.notes
     first_refusal = next((errno_name(error) for error in refused.values()), None)
     if first_refusal is not None:
-        notes += (f"{first_refusal} for {len(refused)} of {len(refused) + len(done)} threads",)
+        notes += (f"{first_refusal} for {len(refused)} of {len(done)} threads",)
     if right == len(masks) and not choice.short:
         status = "bound"
     elif right or (first_refusal is None and any(mask < choice.cpus for mask in masks.values())):
