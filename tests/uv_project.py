@@ -73,17 +73,18 @@ def lock(project: Path) -> None:
     subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=60)
 
 
-def make_project(folder: Path, *, ground: str | None = None) -> Path:
+def make_project(folder: Path, *, ground: str | None = None, module: str = "") -> Path:
     """A locked project, ``folder``/demo: its dependency ``ground`` brings ray and rl_cluster, its extra ``vllm`` the module ``standin``.
 
     Args:
         folder: Gets the project and its packages.
         ground: Lines of the .pth file of ``ground``; default: where this interpreter has ray and rl_cluster.
+        module: Text of the module ``ground_module``, which only the project's environments have.
     """
     if ground is None:
         paths = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(rl_cluster.__file__).parent.parent)])
         ground = "\n".join(paths)
-    write_package(folder, "ground", {"ground.pth": ground, "ground_module.py": ""})
+    write_package(folder, "ground", {"ground.pth": ground, "ground_module.py": module})
     write_package(folder, "standin", {"standin.py": "NAME = 'standin'\n"})
     project = folder / "demo"
     project.mkdir()
