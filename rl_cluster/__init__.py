@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rl_cluster.builders import build_binding as build_binding
     from rl_cluster.builders import build_bindings as build_bindings
     from rl_cluster.builders import build_cluster as build_cluster
+    from rl_cluster.builders import build_clusters as build_clusters
     from rl_cluster.builders import build_placement_groups as build_placement_groups
     from rl_cluster.builders import build_runtime_env as build_runtime_env
     from rl_cluster.builders import build_worker_group as build_worker_group
@@ -30,6 +31,7 @@ _HOMES = {
     "build_binding": "builders",
     "build_bindings": "builders",
     "build_cluster": "builders",
+    "build_clusters": "builders",
     "build_placement_groups": "builders",
     "build_runtime_env": "builders",
     "build_worker_group": "builders",

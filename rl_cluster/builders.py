@@ -16,7 +16,7 @@ from rl_cluster.bring_up import Progress as WorkerProgress
 from rl_cluster.config import from_config
 from rl_cluster.errors import ConfigError
 from rl_cluster.numa.callback import Binding
-from rl_cluster.placement import Progress
+from rl_cluster.placement import Progress, place_all
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.virtual_cluster import RayVirtualCluster
 from rl_cluster.worker_group import PerWorker, RayWorkerBuilder, RayWorkerGroup
@@ -25,6 +25,7 @@ __all__ = [
     "build_binding",
     "build_bindings",
     "build_cluster",
+    "build_clusters",
     "build_placement_groups",
     "build_runtime_env",
     "build_worker_group",
@@ -49,6 +50,27 @@ def build_cluster(config: object, *, on_progress: Progress | None = None) -> Ray
         cluster.shutdown()
         raise
     return cluster
+
+
+@contextlib.contextmanager
+def build_clusters(configs: Mapping[str, object], *, on_progress: Progress | None = None) -> Iterator[dict[str, RayVirtualCluster]]:
+    """Several clusters, planned together and placed all or nothing; all are given back at the end of the ``with`` block.
+
+    Args:
+        configs: ``cluster`` nodes or specs by name, in the order in which they are planned: each on what the former ones leave.
+        on_progress: Gets a line of text while resources are waited for.
+
+    Yields:
+        The clusters by the same names.
+
+    Raises:
+        ConfigError, ResourceInsufficientError: As :func:`build_cluster`; nothing stays behind.
+    """
+    specs = [from_config(config, kind=ClusterSpec, path=name) for name, config in configs.items()]
+    with contextlib.ExitStack() as held:
+        placements = place_all(specs, on_progress=on_progress) if specs else []
+        clusters = [held.enter_context(RayVirtualCluster.of_placement(placement)) for placement in placements]
+        yield dict(zip(configs, clusters, strict=True))
 
 
 @contextlib.contextmanager

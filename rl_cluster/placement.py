@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 
 import ray
 from attrs import frozen
+from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rl_cluster.errors import ConfigError, PlacementTimeoutError, ResourceInsufficientError
-from rl_cluster.plan import Layout, Shortfall, close_spec, plan_layout
+from rl_cluster.inventory import Inventory
+from rl_cluster.plan import Layout, Shortfall, close_spec, plan_layouts
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.session import look_around, started_here
 
@@ -82,35 +84,79 @@ def place(spec: ClusterSpec, *, on_progress: Progress | None = None) -> Placemen
         PlacementTimeoutError: It did not become free in time. Nothing stays behind.
         ConfigError: ``NRL_VIRTUAL_CLUSTER_MAX_RETRIES`` is not a positive integer.
     """
+    return place_all([spec], on_progress=on_progress)[0]
+
+
+def place_all(specs: Sequence[ClusterSpec], *, on_progress: Progress | None = None) -> list[Placement]:
+    """Place several clusters together: all of them, or none. Arguments and errors are those of :func:`place`.
+
+    The clusters are planned in this order, each on what the former ones leave. The longest ``timeout_s`` bounds the whole call.
+    """
     attempts, started = max_attempts(), time.monotonic()
-    deadline, pause, tried = started + spec.timeout_s, FIRST_PAUSE_S, 0
+    timeout_s = max(spec.timeout_s for spec in specs)
+    deadline, pause, tried = started + timeout_s, FIRST_PAUSE_S, 0
     say = _throttled(on_progress or logger.info)
-    while True:
-        inventory = look_around()
-        answer = plan_layout(close_spec(spec, inventory), inventory)
-        tried += 1
-        if isinstance(answer, Layout):
-            groups = _create(answer)
-            if groups is not None:
-                return Placement(groups=groups, layout=answer)
-            say("the planned place was taken by another job before it could be placed; planning again")
-        else:
-            now = time.monotonic()
-            if started_here() and now > started + LAG_S:
-                raise _diagnosed(spec, answer, "")
-            say(f"waiting for resources, {deadline - now:.0f} s left: {answer.headline}")
-        out_of_attempts = attempts is not None and tried >= attempts
-        if out_of_attempts or time.monotonic() + pause > deadline:
-            limit = f"{RETRIES_VARIABLE}={attempts}" if out_of_attempts else f"cluster.timeout_s={spec.timeout_s:g}"
-            raise _diagnosed(spec, answer if isinstance(answer, Shortfall) else None, limit)
-        time.sleep(pause * random.uniform(0.7, 1.3))  # drivers that met once must not meet for ever
-        pause = min(pause * 2, LAST_PAUSE_S)
+    with _Autoscaler() as autoscaler:
+        while True:
+            inventory = look_around()
+            answer = plan_layouts([close_spec(spec, inventory) for spec in specs], inventory)
+            tried += 1
+            if not isinstance(answer, Shortfall):
+                groups = _create_all(answer)
+                if groups is not None:
+                    return [Placement(groups=mine, layout=layout) for mine, layout in zip(groups, answer, strict=True)]
+                say("the planned place was taken by another job before it could be placed; planning again")
+            else:
+                now = time.monotonic()
+                if started_here() and now > started + LAG_S:
+                    raise _diagnosed(specs, answer, "")
+                say(f"waiting for resources, {deadline - now:.0f} s left: {answer.headline}")
+                if not started_here():
+                    autoscaler.ask(specs, inventory)
+            out_of_attempts = attempts is not None and tried >= attempts
+            if out_of_attempts or time.monotonic() + pause > deadline:
+                limit = f"{RETRIES_VARIABLE}={attempts}" if out_of_attempts else f"cluster.timeout_s={timeout_s:g}"
+                raise _diagnosed(specs, answer if isinstance(answer, Shortfall) else None, limit)
+            time.sleep(pause * random.uniform(0.7, 1.3))  # drivers that met once must not meet for ever
+            pause = min(pause * 2, LAST_PAUSE_S)
 
 
-def _diagnosed(spec: ClusterSpec, shortfall: Shortfall | None, limit: str) -> ResourceInsufficientError:
+class _Autoscaler:
+    """Asks an autoscaler, where the cluster has one, for what is missing; withdraws the request at the end of the block.
+
+    Ray's request means "so much in all, used or not" and there is one for the whole cluster, so what others hold is asked for too:
+    the autoscaler then adds exactly what is missing.
+    """
+
+    def __init__(self) -> None:
+        self._asked: list[dict[str, float]] | None = None
+
+    def ask(self, specs: Sequence[ClusterSpec], inventory: Inventory) -> None:
+        """Ask for the bundles of these specs beside what is held now; nothing is sent when that is the last request."""
+        wanted = [dict(spec.bundle_resources) for spec in specs for _ in range(sum(close_spec(spec, inventory).bundle_counts))]
+        names = {name for bundle in wanted for name in bundle}
+        held = [
+            {name: node.total[name] - node.free.get(name, 0.0) for name in names if node.total.get(name, 0.0) > node.free.get(name, 0.0)}
+            for node in inventory.nodes
+            if node.state == "alive"
+        ]
+        bundles = [*wanted, *(bundle for bundle in held if bundle)]
+        if bundles != self._asked:
+            request_resources(bundles=bundles)
+            self._asked = bundles
+
+    def __enter__(self) -> _Autoscaler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._asked is not None and ray.is_initialized():
+            request_resources(bundles=[])
+
+
+def _diagnosed(specs: Sequence[ClusterSpec], shortfall: Shortfall | None, limit: str) -> ResourceInsufficientError:
     """The error, with who holds what: looked up now, because it costs a few calls and only a failure needs it."""
     inventory = look_around(holders=True)
-    answer = plan_layout(close_spec(spec, inventory), inventory)
+    answer = plan_layouts([close_spec(spec, inventory) for spec in specs], inventory)
     if isinstance(answer, Shortfall):
         shortfall = answer
     if shortfall is None:
@@ -136,6 +182,22 @@ def _throttled(say: Progress) -> Progress:
             say(text)
 
     return throttled
+
+
+def _create_all(layouts: Sequence[Layout]) -> list[tuple[PlacementGroup, ...]] | None:
+    """All groups of all layouts, or None with everything removed."""
+    made: list[tuple[PlacementGroup, ...]] = []
+    try:
+        for layout in layouts:
+            groups = _create(layout)
+            if groups is None:
+                remove([group for mine in made for group in mine])
+                return None
+            made.append(groups)
+    except BaseException:
+        remove([group for mine in made for group in mine])
+        raise
+    return made
 
 
 def _create(layout: Layout) -> tuple[PlacementGroup, ...] | None:

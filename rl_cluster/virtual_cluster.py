@@ -139,6 +139,13 @@ class RayVirtualCluster:
         """A cluster of this spec, not placed yet."""
         return cls(spec=spec, on_progress=on_progress)
 
+    @classmethod
+    def of_placement(cls, placed: placement.Placement) -> RayVirtualCluster:
+        """A cluster that takes over placement groups which are there already, and removes them at its end."""
+        cluster = cls(spec=placed.layout.spec)
+        cluster._placement = placed
+        return cluster
+
     # --- placement ---
 
     def _init_placement_groups(self, strategy: str | None = None, use_unified_pg: bool | None = None) -> list[PlacementGroup]:
