@@ -118,7 +118,7 @@ def place_all(specs: Sequence[ClusterSpec], *, on_progress: Progress | None = No
                 limit = f"{RETRIES_VARIABLE}={attempts}" if out_of_attempts else f"cluster.timeout_s={timeout_s:g}"
                 raise _diagnosed(specs, answer if isinstance(answer, Shortfall) else None, limit)
             time.sleep(pause * random.uniform(0.7, 1.3))  # drivers that met once must not meet for ever
-            pause = min(pause * 2, LAST_PAUSE_S)
+            pause = min(pause * 2, LAST_PAUSE_S if not started_here() else LAG_S / 4)
 
 
 class _Autoscaler:
