@@ -94,9 +94,8 @@ def main() -> int:
     if options.json:
         print(json.dumps(figures))
         return 0
-    print(
-        f"one binding of a process of {figures['threads']} threads: {figures['bind_ms']} ms (CPUs {figures['cpu_status']}, memory {figures['mem_status']})"
-    )
+    statuses = f"CPUs {figures['cpu_status']}, memory {figures['mem_status']}"
+    print(f"one binding of a process of {figures['threads']} threads: {figures['bind_ms']} ms ({statuses})")
     print(f"numactl --cpunodebind --membind true: {figures['numactl_ms']} ms")
     print(f"ratio {figures['ratio']} (medians of {figures['pairs']} pairs, by turns; at most 0.25)")
     print(f"in a fresh process: {figures['import_ms']} ms to import it, {figures['first_bind_ms']} ms for the first binding")

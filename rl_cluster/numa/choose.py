@@ -130,10 +130,10 @@ def choose_cpus(
     if cpu_bind == "socket":
         local, nodes, notes = _widen_to_socket(local, nodes, machine)
         held_bind, short = ("node", True) if notes else ("socket", False)
-    online = read_ids(f"{machine.root}/sys/devices/system/cpu/online")
+    usable = local & allowed
+    online = None if usable == local else read_ids(f"{machine.root}/sys/devices/system/cpu/online")
     if online is not None and local - online:
         notes += (f"CPUs {format_cpulist(local - online)} are named by {location.source} and offline",)
-    usable = local & allowed
     if not usable:
         notes += (f"local CPUs {format_cpulist(local)}, allowed CPUs {format_cpulist(allowed)}",)
         return CpuChoice(skip="no-allowed-local-cpu", nodes=nodes, notes=notes)

@@ -75,7 +75,7 @@ def read_ids(path: str | os.PathLike[str]) -> frozenset[int] | None:
 
 
 def snapshot_system(root: Path = Path("/"), *, distances: bool = False) -> NumaSystem:
-    """Read the NUMA nodes below ``root/sys/devices/system/node``.
+    """Read the NUMA nodes below ``root/sys/devices/system/node``: the kernel shows those that are online, with their online CPUs.
 
     Args:
         root: Folder that stands for ``/``.
@@ -89,16 +89,10 @@ def snapshot_system(root: Path = Path("/"), *, distances: bool = False) -> NumaS
         found = sorted(int(name[4:]) for name in os.listdir(base) if name.startswith("node") and name[4:].isdigit())
     except OSError:
         return NumaSystem()
-    online_nodes = read_ids(f"{base}/online")
-    online_cpus = read_ids(f"{root}/sys/devices/system/cpu/online")
     with_memory = read_ids(f"{base}/has_memory")
     nodes = []
     for node in found:
-        if online_nodes is not None and node not in online_nodes:
-            continue
         cpus = read_ids(f"{base}/node{node}/cpulist") or frozenset()
-        if online_cpus is not None:
-            cpus &= online_cpus
         has_memory = _has_memory(f"{base}/node{node}/meminfo") if with_memory is None else node in with_memory
         text = read_text(f"{base}/node{node}/distance") if distances else None
         nodes.append((node, cpus, has_memory, [] if text is None else [int(word) for word in text.split() if word.isdigit()]))

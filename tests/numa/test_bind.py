@@ -508,6 +508,12 @@ def test_every_reason_is_explained() -> None:
     assert all(REASONS.values())
 
 
+def test_the_page_on_numa_has_every_reason_with_its_cure() -> None:
+    """A row of its table each."""
+    page = (Path(__file__).resolve().parents[2] / "docs/numa.md").read_text()
+    assert [reason for reason in REASONS if f"| `{reason}` |" not in page] == []
+
+
 def test_record_is_plain_for_json(tmp_path: Path) -> None:
     """Every field survives json.dumps."""
     import json
