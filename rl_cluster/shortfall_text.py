@@ -124,13 +124,14 @@ def _enough_where(problem: Problem, usable: Sequence[tuple[NodeShortfall, int]],
             return f"{held} room for {room} bundles, {wanted} wanted, but not in the right places"
         return f"{held} room for {room} of {wanted} bundles{f', {resource} is short' if resource else ''}"
     need = number(usable[0][0].needed[resource])
+    unit = resource + "s" * (resource in ("CPU", spec.accelerator) and need != "1")
     state = "" if never else " free"
     if not have:
-        return f"{'no machine is that large' if never else 'no node has that free'}: {need} {resource} needed on one"
+        return f"{'no machine is that large' if never else 'no node has that free'}: {need} {unit} needed on one"
     if len(have) == 1:
-        return f"only node {have[0]} has {need} {resource}{state}"
+        return f"only node {have[0]} has {need} {unit}{state}"
     names = ", ".join(have[:NODES_IN_HEADLINE]) + (", ..." if len(have) > NODES_IN_HEADLINE else "")
-    return f"only {len(have)} nodes have {need} {resource}{state} ({names})"
+    return f"only {len(have)} nodes have {need} {unit}{state} ({names})"
 
 
 def render_shortfall(shortfall: Shortfall) -> str:

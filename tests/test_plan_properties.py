@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.packing import pack, packing_cost
 from rl_cluster.plan import Layout, Shortfall, plan_layout
-from rl_cluster.schema import STRATEGIES, ClusterSpec
+from rl_cluster.schema import ClusterSpec
 from rl_cluster.segments import pack_segments
 from tests.strategies import best_layout, best_segment_cost, every_layout, inventories, packings, specs, strategies
 
@@ -89,7 +89,8 @@ def test_the_order_of_the_nodes_and_their_ids_change_nothing(spec: ClusterSpec, 
         addresses = {node.node_id: node.address for node in answer.nodes}
         return [addresses[bundle.node_id] for bundle in answer.bundles], answer.warnings
 
-    shuffled = [evolve(node, node_id=f"{chance.getrandbits(200):056x}") for node in inventory.nodes]
+    ids = chance.sample(range(1000), len(inventory.nodes))
+    shuffled = [evolve(node, node_id=f"{number:056x}") for number, node in zip(ids, inventory.nodes, strict=True)]
     chance.shuffle(shuffled)
     assert by_address(inventory) == by_address(evolve(inventory, nodes=tuple(shuffled)))
 
@@ -165,6 +166,12 @@ def test_large_layouts_keep_the_hard_rules(sizes: list[int], capacities: list[in
         assert len(set().union(*pieces)) == len(pieces)
 
 
-def test_all_four_strategies_are_covered() -> None:
-    """The strategies of the properties are those of the schema."""
-    assert set(STRATEGIES) == {"STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"}
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from([8, 4, 2, 1]), min_size=25, max_size=60), st.lists(st.integers(0, 16), min_size=10, max_size=40))
+def test_sizes_that_divide_one_another_are_packed_whenever_they_can_be(sizes: list[int], capacities: list[int]) -> None:
+    """For any number of logical nodes: larger ones take the same number of smaller places wherever they lie, so counting places decides."""
+    places = {size: sum(capacity // size for capacity in capacities) for size in (8, 4, 2, 1)}
+    taken = {size: sum(larger for larger in sizes if larger >= size) // size for size in (8, 4, 2, 1)}
+    found = pack(sizes, capacities, strategy="STRICT_PACK")
+    assert (found.places is not None) == all(places[size] >= taken[size] for size in sizes)
+    assert found.places is not None or found.proven

@@ -37,7 +37,7 @@ BUSY = Inventory((made_up_node(6, AMOUNTS), held(made_up_node(8, AMOUNTS), 4)))
 def test_the_whole_text_of_a_diagnosis() -> None:
     """Headline, a line per node and resource with its holders, then what would fit."""
     assert render_shortfall(shortfall(BUSY, num_nodes=2, strategy="STRICT_SPREAD")) == (
-        "2 logical nodes of 8 GPUs on distinct machines: only node 10.0.0.7 has 8 GPU free; "
+        "2 logical nodes of 8 GPUs on distinct machines: only node 10.0.0.7 has 8 GPUs free; "
         "10.0.0.9 has 4 free, 4 held by placement group 'other-job-node0' of job 02000000\n"
         "  node      resource  needed  free  total     held by\n"
         "  10.0.0.7  CPU            8    64     64\n"
@@ -59,7 +59,7 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             {"num_nodes": 1, "strategy": "STRICT_PACK", "cpus_per_bundle": 3},
             True,
             "cpu",
-            "1 logical node of 8 bundles of {CPU 3, GPU 1} on one machine: no machine is that large: 24 CPU needed on one; "
+            "1 logical node of 8 bundles of {CPU 3, GPU 1} on one machine: no machine is that large: 24 CPUs needed on one; "
             "10.0.0.1 has 16 in all",
             id="cpu-not-gpu",
         ),
@@ -68,7 +68,7 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             {"bundle_ct_per_node_list": [3, 3], "strategy": "STRICT_SPREAD"},
             True,
             "accelerator",
-            "2 logical nodes of 3 GPUs on distinct machines: only node 10.0.0.1 has 3 GPU; 10.0.0.2 has 2 in all",
+            "2 logical nodes of 3 GPUs on distinct machines: only node 10.0.0.1 has 3 GPUs; 10.0.0.2 has 2 in all",
             id="a-machine-that-is-too-small-is-named",
         ),
         pytest.param(
@@ -76,7 +76,7 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             {"num_nodes": 1, "strategy": "STRICT_PACK"},
             False,
             "accelerator",
-            "1 logical node of 8 GPUs on one machine: no node has that free: 8 GPU needed on one; "
+            "1 logical node of 8 GPUs on one machine: no node has that free: 8 GPUs needed on one; "
             "10.0.0.1 has 4 free, 4 held by placement group 'other-job-node0' of job 02000000; "
             "10.0.0.2 has 4 free, 4 held by actor 'b' of job 02000000",
             id="totals-fit-but-no-machine",
