@@ -63,6 +63,8 @@ def bind_process(
         return _skipped("disabled-by-env", kernel)
     if not gpu_ids and spec.cpu_workers != "spread":
         return _skipped("no-gpu", kernel)
+    if not kernel.supports_affinity():
+        return _skipped("unsupported-machine", kernel)
     machine = Machine(root, environ=environ, affinity_path=spec.affinity_file)
     try:
         report = _bind(spec, gpu_ids, cpu_worker_index or 0, machine, kernel)
@@ -158,7 +160,7 @@ def verify(report: BindingReport, *, kernel: LinuxKernel | None = None) -> Bindi
             )
         report = evolve(report, cpu_status=status, cpus_held=union_of(masks), threads_bound=len(masks) - len(drifted), notes=notes)
     if report.mem_status in ("bound", "partial") and report.policy_tid is not None:
-        here = kernel.this_thread() == report.policy_tid
+        here = kernel.this_thread() == report.policy_tid or report.policy_tid not in kernel.threads()  # not there: a forked child
         held = policy_text(kernel) if here else kernel.thread_policy(report.policy_tid) or "unknown"
         if held != report.policy_held:
             note = f"drift: the memory policy of thread {report.policy_tid} is {held}, it was {report.policy_held}"
@@ -190,7 +192,7 @@ def unbind(*, kernel: LinuxKernel | None = None) -> BindingReport:
             except OSError as error:
                 report = evolve(report, cpu_status=f"failed: {errno_name(error)}")
     if saved is not None and saved.policy is not None:
-        if saved.policy_tid == kernel.this_thread():
+        if saved.policy_tid == kernel.this_thread() or saved.policy_tid not in kernel.threads():  # not there: a forked child
             try:
                 kernel.set_mempolicy(*saved.policy)
             except OSError as error:

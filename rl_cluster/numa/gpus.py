@@ -46,7 +46,8 @@ class Unidentified:
 def list_proc_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
     """GPUs of the NVIDIA driver, from ``/proc/driver/nvidia/gpus/<bus id>/information``: no library, no start-up of the driver.
 
-    The index is the rank of the PCI address, as nvidia-smi numbers them (NVML's documentation: in order of PCI bus id).
+    The index is the rank of the PCI address. That is how nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID count in practice; NVML's manual
+    promises no order, so ``rl-cluster-probe --check`` compares this with what nvidia-smi says of the same index.
     """
     base = f"{root}/proc/driver/nvidia/gpus"
     try:

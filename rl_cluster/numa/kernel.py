@@ -96,6 +96,10 @@ class LinuxKernel:
         except OSError:  # /proc is not mounted: the caller is the one thread that is known
             return frozenset({0})
 
+    def supports_affinity(self) -> bool:
+        """Has this system affinity masks? (macOS has none.)"""
+        return hasattr(os, "sched_setaffinity")
+
     def get_affinity(self, tid: int) -> frozenset[int]:
         """CPUs that a thread may run on. Raises OSError (ESRCH: it has ended)."""
         return frozenset(os.sched_getaffinity(tid))
@@ -164,7 +168,7 @@ class LinuxKernel:
         return self._call("migrate_pages", ctypes.c_int(0), maxnode, array(*old), array(*new))
 
     def pages_by_node(self) -> dict[int, int]:
-        """Bytes of this process's pages on each node divided by each mapping's page size: pages, from /proc/self/numa_maps."""
+        """Pages of this process on each node, a huge page counted once, from /proc/self/numa_maps; empty where that is missing."""
         counts: dict[int, int] = {}
         try:
             with open("/proc/self/numa_maps") as file:

@@ -112,11 +112,10 @@ class Machine:
             return Gpu(index=int(text))
         if not gpus.is_uuid(text):
             return Unidentified("unknown-gpu", f"GPU id must be an index, UUID or PCI address, got {text!r}")
-        if text.upper().startswith("MIG-") or not self.kernel_gpus:
-            parent = self.nvml.parent_of(text)
-            if parent is not None:
-                by_address = gpus.match_gpu(parent.bus_id or "", self.gpus)
-                return by_address or Gpu(index=parent.index, bus_id=parent.bus_id, uuid=parent.uuid, model=parent.model)
+        parent = self.nvml.parent_of(text)
+        if parent is not None:
+            by_address = gpus.match_gpu(parent.bus_id or "", self.gpus)
+            return by_address or Gpu(index=parent.index, bus_id=parent.bus_id, uuid=parent.uuid, model=parent.model)
         index = gpus.parse_smi_parent(self.ask_smi("-L")[0] or "", text)
         if index is not None:
             return gpus.match_gpu(str(index), self.gpus) or Gpu(index=index)

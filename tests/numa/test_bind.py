@@ -429,6 +429,30 @@ def test_bad_line_and_untrusted_file_are_warned_of(tmp_path: Path, caplog: pytes
     assert "writable by everybody, not trusted" in caplog.text
 
 
+def test_system_without_affinity_masks_is_a_named_skip(tmp_path: Path) -> None:
+    """macOS: nothing is bound, nothing is raised."""
+
+    class Mac(MadeUpKernel):
+        def supports_affinity(self) -> bool:
+            return False
+
+    one_gpu(tmp_path, {})
+    report = bind(tmp_path, Mac("0-7"))
+    assert (report.cpu_status, report.mem_status) == ("skipped: unsupported-machine", "skipped: unsupported-machine")
+
+
+def test_processor_with_unknown_syscalls_still_gets_its_cpus(tmp_path: Path) -> None:
+    """The mask needs no number."""
+
+    class Rare(MadeUpKernel):
+        def supports_policy(self) -> bool:
+            return False
+
+    one_gpu(tmp_path, {0: "0-3", 1: "4-7"}, 1)
+    report = bind(tmp_path, Rare("0-7"))
+    assert (report.cpu_status, report.mem_status) == ("bound", "skipped: unsupported-machine")
+
+
 # --- workers without a GPU ---
 def test_worker_without_gpu_is_left_alone_by_default(tmp_path: Path) -> None:
     """skipped: no-gpu."""
@@ -528,6 +552,6 @@ def test_record_is_plain_for_json(tmp_path: Path) -> None:
 def test_importing_the_binding_imports_nothing_heavy() -> None:
     """A worker binds in its first breath: no ray, NVML, subprocess, ctypes, logging, Hydra."""
     heavy = {"ray", "pynvml", "subprocess", "ctypes", "logging", "hydra", "omegaconf"}
-    code = f"import sys, rl_cluster.numa.bind; print(*sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, attrs; had = set(sys.modules); import rl_cluster.numa.bind; print(*sorted({heavy!r} & (set(sys.modules) - had)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (result.stdout.strip(), result.returncode) == ("", 0), result.stderr

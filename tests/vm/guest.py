@@ -249,8 +249,14 @@ def inside_a_cpuset() -> Any:
 
 @check("two")
 def inherited_by_children() -> Any:
-    bind(gpu_on(1))
-    return in_child(lambda: {"masks": masks_of_all_threads(), "pages": pages_of_new_mapping(10)})
+    report = bind(gpu_on(1))
+
+    def child() -> Any:
+        seen = verify(report)
+        found = {"masks": masks_of_all_threads(), "pages": pages_of_new_mapping(10), "verify": [seen.cpu_status, seen.mem_status]}
+        return {**found, "unbound": [unbind().cpus_held, LinuxKernel().get_mempolicy()[0]]}
+
+    return in_child(child)
 
 
 @check("two")

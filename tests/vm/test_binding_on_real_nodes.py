@@ -157,8 +157,9 @@ def test_two_nodes_cpuset_is_the_limit(found: Callable[[str], Any]) -> None:
 
 
 def test_two_nodes_children_inherit(found: Callable[[str], Any]) -> None:
-    """A forked child has the mask and puts its pages on the node."""
-    assert found("inherited_by_children") == {"masks": ["2-3"], "pages": {"1": 2560}}
+    """A forked child has the mask, puts its pages on the node, verifies what it inherited, and can give it back for itself."""
+    got = found("inherited_by_children")
+    assert got == {"masks": ["2-3"], "pages": {"1": 2560}, "verify": ["bound", "bound"], "unbound": ["0-3", 0]}
 
 
 def test_two_nodes_uuid_and_several_gpus(found: Callable[[str], Any]) -> None:
