@@ -81,12 +81,13 @@ def _explain(error: Exception, *, in_job: bool) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    of_config = isinstance(error, (HydraException, OmegaConfBaseException))  # a missing option is an OSError as well
     if isinstance(error, ConfigError):
         _complain(error.problems)
-    elif isinstance(error, OSError) and not in_job:
+    elif isinstance(error, OSError) and not in_job and not of_config:
         where = f"{error.filename}: " if error.filename else ""
         _complain([f"hydra.run.dir: must be a folder that can be written, got {where}{error.strerror or error}. Fix: hydra.run.dir=FOLDER"])
-    elif in_job and not isinstance(error, (HydraException, OmegaConfBaseException)):
+    elif in_job and not of_config:
         _complain([f"internal error: {type(error).__name__}: {error}. Fix: {FULL_ERROR}=1 shows its traceback; please report it"])
         return EXIT_CHECK_FAILED
     else:

@@ -1,0 +1,97 @@
+"""Values that break a rule: one line each on standard error, exit 1, before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+from run_py import RunPy
+
+CLUSTER_KEYS = (
+    "name, num_nodes, gpus_per_node, bundles_per_node, bundle_ct_per_node_list, use_gpus, accelerator, max_colocated_worker_groups, "
+    "strategy, unified, cpus_per_bundle, label_selector, resources, exclude_nodes, use_head, segment_size, master_port_range_low, "
+    "master_port_range_high, timeout_s"
+)
+CLUSTER_OPTIONS = "1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, local or uneven_8_4"
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        pytest.param(
+            ["cluster.num_nodes=-4", "cluster.gpus_per_node=-1", "cluster.strategy=SPRED", "numa.cpu_bind=sockt", "numa.membind=maybe"],
+            [
+                "cluster.num_nodes: must be at least 1, got -4",
+                "cluster.gpus_per_node: must be at least 0, got -1",
+                "cluster.strategy: must be STRICT_PACK, PACK, SPREAD or STRICT_SPREAD, got 'SPRED'. Fix: write SPREAD",
+                "numa.membind: must be true or false, got 'maybe'",
+                "numa.cpu_bind: must be node, exclusive, socket or none, got 'sockt'. Fix: write socket",
+            ],
+            id="several at once, all of them told",
+        ),
+        pytest.param(["cluster.num_nodes=-4"], ["cluster.num_nodes: must be at least 1, got -4"], id="below its least"),
+        pytest.param(
+            ["cluster.num_nods=2"],
+            ["cluster.num_nods: must be a key of ClusterSpec, got 2. Fix: write cluster.num_nodes"],
+            id="misspelt key",
+        ),
+        pytest.param(
+            ["+cluster.extra=1"],
+            [f"cluster.extra: must be a key of ClusterSpec, got 1. Fix: leave it out; the keys here are {CLUSTER_KEYS}"],
+            id="added key",
+        ),
+        pytest.param(
+            ["cluster.bundle_ct_per_node_list=[]"],
+            ["cluster.bundle_ct_per_node_list: must have a bundle at least, got []. Fix: write one entry per node, e.g. [8, 4]"],
+            id="empty list of bundles",
+        ),
+        pytest.param(
+            ["cluster.bundle_ct_per_node_list=[0,0]"],
+            ["cluster.bundle_ct_per_node_list: must have a bundle at least, got [0, 0]. Fix: write one entry per node, e.g. [8, 4]"],
+            id="no bundle in the list",
+        ),
+        pytest.param(
+            ["cluster.bundle_ct_per_node_list=[4,-1]"],
+            ["cluster.bundle_ct_per_node_list[1]: must be at least 0, got -1"],
+            id="negative bundles",
+        ),
+        pytest.param(
+            ["cluster.bundle_ct_per_node_list=[4,2]", "cluster.num_nodes=3"],
+            [
+                "cluster.bundle_ct_per_node_list: must have one entry per logical node, got [4, 2] (2 entries) with num_nodes 3. "
+                "Fix: leave num_nodes out (null): the list says it"
+            ],
+            id="list against num_nodes",
+        ),
+        pytest.param(
+            ["cluster=2x8"],
+            [f"cluster: must be an option ({CLUSTER_OPTIONS}), got '2x8'. Fix: write cluster=1x8"],
+            id="misspelt option",
+        ),
+        pytest.param(
+            ["inventory=cluster.yaml"],
+            ["inventory: must be left out with mode up, got 'cluster.yaml'. Fix: write mode=plan"],
+            id="inventory without mode=plan",
+        ),
+        pytest.param(["foo"], ["override: must be key=value (missing EQUAL at '<EOF>'), got 'foo'"], id="no override"),
+    ],
+)
+def test_one_line_for_each_bad_value(run_py: RunPy, words: list[str], problems: list[str]) -> None:
+    """Exit 1; standard error holds exactly one line per problem, standard output nothing; no Ray was looked for."""
+    done = run_py(*words, env={"RAY_ADDRESS": "203.0.113.1:6379"})
+    assert sorted(done.err.splitlines()) == sorted(problems)
+    assert (done.code, done.out) == (1, "")
+
+
+@pytest.mark.parametrize("word", ["off", "no", "0", "false"])
+def test_words_for_false(run_py: RunPy, word: str) -> None:
+    """Each of YAML's words for false, and 0, turns a boolean off."""
+    done = run_py("mode=plan", "ray=simulated", f"numa.membind={word}")
+    assert done.code == 0, done.err
+    assert done.report["spec"]["numa"]["membind"] is False
+
+
+def test_full_error_shows_the_traceback(run_py: RunPy) -> None:
+    """HYDRA_FULL_ERROR=1 gives the traceback of a refused value, with the same exit code."""
+    done = run_py("cluster.num_nodes=-4", env={"HYDRA_FULL_ERROR": "1"})
+    assert done.code == 1
+    assert "Traceback (most recent call last):" in done.err.splitlines()
+    assert done.err.splitlines()[-1] == "rl_cluster.errors.ConfigError: cluster.num_nodes: must be at least 1, got -4"
