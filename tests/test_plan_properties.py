@@ -7,7 +7,7 @@ from collections import Counter
 from decimal import Decimal
 
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.inventory import Inventory, PhysicalNode
@@ -18,6 +18,12 @@ from rl_cluster.segments import pack_segments
 from tests.strategies import best_layout, best_segment_cost, every_layout, inventories, packings, specs, strategies
 
 SOFT = ("PACK", "SPREAD")
+
+# No deadline and no complaint of slow data: a busy machine fails no test.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(patient, max_examples=100)
+few = settings(patient, max_examples=60)
+fewer = settings(patient, max_examples=30)
 
 
 def may_use(spec: ClusterSpec, node: PhysicalNode) -> bool:
@@ -51,6 +57,7 @@ def places(layout: Layout) -> dict[int, list[str]]:
     return lie
 
 
+@many
 @given(specs(), inventories())
 def test_every_bundle_is_placed_once_and_no_node_gives_more_than_is_free(spec: ClusterSpec, inventory: Inventory) -> None:
     """A layout has each bundle once, on usable nodes only, within what is free of every resource."""
@@ -66,6 +73,7 @@ def test_every_bundle_is_placed_once_and_no_node_gives_more_than_is_free(spec: C
             assert taken[node.node_id] * Decimal(str(amount)) <= Decimal(str(node.free[name]))
 
 
+@many
 @given(specs(), inventories())
 def test_a_strict_strategy_is_kept_exactly(spec: ClusterSpec, inventory: Inventory) -> None:
     """STRICT: a logical node on one physical node; STRICT_SPREAD: no two on the same."""
@@ -78,6 +86,7 @@ def test_a_strict_strategy_is_kept_exactly(spec: ClusterSpec, inventory: Invento
         assert len(set().union(*machines)) == len(machines)
 
 
+@many
 @given(specs(), inventories(), st.randoms(use_true_random=False))
 def test_the_order_of_the_nodes_and_their_ids_change_nothing(spec: ClusterSpec, inventory: Inventory, chance: random.Random) -> None:
     """The same machines in another order and with other Ray ids give the same layout, machine by machine."""
@@ -95,6 +104,7 @@ def test_the_order_of_the_nodes_and_their_ids_change_nothing(spec: ClusterSpec, 
     assert by_address(inventory) == by_address(evolve(inventory, nodes=tuple(shuffled)))
 
 
+@many
 @given(specs(), inventories())
 def test_there_is_a_layout_exactly_when_an_exhaustive_search_finds_one(spec: ClusterSpec, inventory: Inventory) -> None:
     """Complete: a shortfall means that there is no layout, and "never" means that there is none with nothing held either."""
@@ -104,6 +114,7 @@ def test_there_is_a_layout_exactly_when_an_exhaustive_search_finds_one(spec: Clu
         assert answer.never != exists(spec, rooms(spec, inventory, total=True))
 
 
+@many
 @given(packings(bundles=12, bins=6), st.sampled_from(["STRICT_PACK", "STRICT_SPREAD"]))
 def test_a_strict_layout_is_the_best_of_all(packing: tuple[list[int], list[int]], strategy: str) -> None:
     """Of all layouts the one of least cost, and of those the one on the earliest nodes."""
@@ -113,7 +124,7 @@ def test_a_strict_layout_is_the_best_of_all(packing: tuple[list[int], list[int]]
     assert (found.places and tuple(found.places), found.proven) == (best, True)
 
 
-@settings(max_examples=60)
+@few
 @given(packings(bundles=8, bins=4), st.sampled_from(SOFT))
 def test_a_soft_layout_is_the_best_of_all(packing: tuple[list[int], list[int]], strategy: str) -> None:
     """Fewest split logical nodes first, then what the strategy prefers, then the earliest nodes."""
@@ -123,7 +134,7 @@ def test_a_soft_layout_is_the_best_of_all(packing: tuple[list[int], list[int]], 
     assert (found.places and tuple(found.places), found.proven) == (best, True)
 
 
-@settings(max_examples=60)
+@few
 @given(packings(bundles=7, bins=4), strategies, st.integers(1, 3), st.lists(st.sampled_from(["x", "y", None]), min_size=4, max_size=4))
 def test_segments_are_whole_and_cost_least(
     packing: tuple[list[int], list[int]], strategy: str, segment_size: int, domains: list[str | None]
@@ -148,7 +159,7 @@ def test_segments_are_whole_and_cost_least(
     assert all(taken[position] <= capacity for position, capacity in enumerate(capacities))
 
 
-@settings(max_examples=30)
+@fewer
 @given(st.lists(st.integers(0, 9), min_size=30, max_size=60), st.lists(st.integers(0, 9), min_size=20, max_size=50), strategies)
 def test_large_layouts_keep_the_hard_rules(sizes: list[int], capacities: list[int], strategy: str) -> None:
     """Where a search would be too long: no bin over its room, strict strategies kept, and soft ones answer whenever the totals fit."""
@@ -166,7 +177,7 @@ def test_large_layouts_keep_the_hard_rules(sizes: list[int], capacities: list[in
         assert len(set().union(*pieces)) == len(pieces)
 
 
-@settings(max_examples=30)
+@fewer
 @given(st.lists(st.sampled_from([8, 4, 2, 1]), min_size=25, max_size=60), st.lists(st.integers(0, 16), min_size=10, max_size=40))
 def test_sizes_that_divide_one_another_are_packed_whenever_they_can_be(sizes: list[int], capacities: list[int]) -> None:
     """For any number of logical nodes: larger ones take the same number of smaller places wherever they lie, so counting places decides."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.errors import ConfigError, WorkerStartError
@@ -38,6 +38,7 @@ def test_ranks_of_a_machine_are_contiguous() -> None:
     assert order_workers(positions("abbbaaba")) == [0, 4, 5, 7, 1, 2, 3, 6]
 
 
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_any_order_of_the_input_gives_the_same_ranks(chance: random.Random) -> None:
     """The ranks depend on where workers lie, not on the order in which they report."""
