@@ -1,6 +1,6 @@
 """One binding of a process against ``numactl --cpunodebind --membind true``, which binds a process that it starts.
 
-Both are timed by turns in one run, over the same machine; the process that is bound has as many threads as a Ray worker.
+Both are timed by turns in one run: with one thread, as numactl has it, and with as many as a Ray worker.
 ``python benchmarks/bind.py [--pairs N] [--threads N] [--json]``
 """
 
@@ -40,41 +40,45 @@ def milliseconds(seconds: list[float]) -> float:
 
 
 def measure(pairs: int, threads: int) -> dict[str, float | int | str]:
-    """Time both by turns.
+    """Time a binding of this process with one thread, numactl, and a binding with more threads, by turns.
 
     Args:
         pairs: How many of each.
-        threads: Idle threads of the process that is bound.
+        threads: Idle threads of the process in the second kind of binding.
     """
     node = min(snapshot_system().cpu_nodes())
     numactl = [shutil.which("numactl") or "numactl", f"--cpunodebind={node}", f"--membind={node}", "true"]
-    stop = threading.Event()
-    for _ in range(threads):
-        threading.Thread(target=stop.wait, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "map"))
         write_affinity_file(path, {0: snapshot_system().cpus_of([node]) & os.sched_getaffinity(0)})
         spec = NumaSpec(affinity_file=path)
-        ours, theirs = [], []
-        for _ in range(pairs):
-            start = time.perf_counter()
-            report = bind_process(spec, gpu_ids=[0])
-            ours.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            subprocess.run(numactl, check=True)
-            theirs.append(time.perf_counter() - start)
+        ours: dict[int, list[float]] = {1: [], threads + 1: []}
+        theirs: dict[int, list[float]] = {1: [], threads + 1: []}
+        stop = threading.Event()
+        for kind in ours:
+            while threading.active_count() < kind:
+                threading.Thread(target=stop.wait, daemon=True).start()
+            for _ in range(pairs):
+                start = time.perf_counter()
+                report = bind_process(spec, gpu_ids=[0])
+                ours[kind].append(time.perf_counter() - start)
+                start = time.perf_counter()
+                subprocess.run(numactl, check=True)
+                theirs[kind].append(time.perf_counter() - start)
         unbind()
         fresh = [subprocess.run([sys.executable, "-c", FIRST, path], capture_output=True, text=True, check=True) for _ in range(5)]
-    stop.set()
+        stop.set()
     imports, firsts = zip(*(map(float, each.stdout.split()) for each in fresh), strict=True)
     return {
-        "bind_ms": milliseconds(ours),
-        "numactl_ms": milliseconds(theirs),
-        "ratio": round(statistics.median(ours) / statistics.median(theirs), 3),
+        "bind_ms": milliseconds(ours[1]),
+        "numactl_ms": milliseconds(theirs[1]),
+        "ratio": round(statistics.median(ours[1]) / statistics.median(theirs[1]), 3),
+        "threads": report.threads_bound,
+        "bind_threads_ms": milliseconds(ours[threads + 1]),
+        "ratio_threads": round(statistics.median(ours[threads + 1]) / statistics.median(theirs[threads + 1]), 3),
         "first_bind_ms": milliseconds(list(firsts)),
         "import_ms": milliseconds(list(imports)),
         "pairs": pairs,
-        "threads": report.threads_bound,
         "cpu_status": report.cpu_status,
         "mem_status": report.mem_status,
     }
@@ -94,10 +98,10 @@ def main() -> int:
     if options.json:
         print(json.dumps(figures))
         return 0
-    statuses = f"CPUs {figures['cpu_status']}, memory {figures['mem_status']}"
-    print(f"one binding of a process of {figures['threads']} threads: {figures['bind_ms']} ms ({statuses})")
+    print(f"one binding: {figures['bind_ms']} ms (CPUs {figures['cpu_status']}, memory {figures['mem_status']})")
     print(f"numactl --cpunodebind --membind true: {figures['numactl_ms']} ms")
     print(f"ratio {figures['ratio']} (medians of {figures['pairs']} pairs, by turns; at most 0.25)")
+    print(f"with {figures['threads']} threads, as in a Ray worker: {figures['bind_threads_ms']} ms, ratio {figures['ratio_threads']}")
     print(f"in a fresh process: {figures['import_ms']} ms to import it, {figures['first_bind_ms']} ms for the first binding")
     return 0
 
