@@ -16,6 +16,7 @@ from attrs import frozen
 
 from rl_cluster.errors import RlClusterError
 from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.numa.affinity_file import write_affinity_file
 from rl_cluster.ray_home import ray_home
 
 logger = logging.getLogger(__name__)
@@ -35,20 +36,16 @@ class SimulatedCluster:
     node_ids: tuple[str, ...]
 
 
-def made_up_affinity(gpus: int, cpus: list[int]) -> str:
-    """Text of a GPU->cpulist file: the GPUs of a node, in two halves over two halves of the CPUs (two pretended sockets).
+def made_up_affinity(gpus: int, cpus: list[int]) -> dict[int, list[int]]:
+    """A GPU->CPUs map: the GPUs of a node in two halves, over two halves of the CPUs (two pretended sockets).
 
     Args:
         gpus: GPUs of one simulated node.
         cpus: This machine's CPUs that this process may use, ascending.
     """
     half = max(1, len(cpus) // 2)
-    groups = [cpus[:half], cpus[half:] or cpus[:half]]
-    lines = ["# made up by rl_cluster for a simulated cluster"]
-    for gpu in range(gpus):
-        group = groups[0 if gpu < (gpus + 1) // 2 else 1]
-        lines.append(f"{gpu}:{','.join(map(str, group))}")
-    return "\n".join(lines) + "\n"
+    sockets = [cpus[:half], cpus[half:] or cpus[:half]]
+    return {gpu: sockets[0 if gpu < (gpus + 1) // 2 else 1] for gpu in range(gpus)}
 
 
 @contextlib.contextmanager
@@ -66,8 +63,7 @@ def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
     with ray_home() as home, _nodes(inventory, home) as (address, node_ids):
         gpus = max(int(node.total.get("GPU", 0)) for node in inventory.nodes)
         affinity = home / "gpu_cpu_affinity"
-        affinity.write_text(made_up_affinity(gpus, sorted(os.sched_getaffinity(0))))
-        affinity.chmod(0o644)
+        write_affinity_file(str(affinity), made_up_affinity(gpus, sorted(os.sched_getaffinity(0))), simulated=True)
         yield SimulatedCluster(address=address, home=home, affinity_file=affinity, node_ids=node_ids)
 
 
