@@ -241,7 +241,10 @@ def test_a_forked_child_holds_nothing_and_the_parent_still_does() -> None:
 def test_a_child_made_by_exec_inherits_neither_socket_nor_lock() -> None:
     """Descriptors of a lease are closed on exec, even when the child is told to keep all others."""
     lease = lease_port(LOW, HIGH)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as child:
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False) as child:
+        assert child.stdout
+        assert child.stdout.readline() == b"up\n"  # the kernel lets the parent go on a moment before it closes the child's descriptors
         lease.release()
         assert lease_port(lease.port, lease.port + 1).held
         child.communicate(b"\n")
