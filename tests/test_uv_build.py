@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -37,7 +38,11 @@ def _own_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    return make_project(tmp_path)
+    """A project whose ray and rl_cluster only have the right versions: they import at once."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "ray.py").write_text(f"__version__ = {importlib.metadata.version('ray')!r}")
+    (tmp_path / "modules" / "rl_cluster.py").touch()
+    return make_project(tmp_path, ground=str(tmp_path / "modules"))
 
 
 def plan_of(project: Path, executable: str = "BASE", **spec: object) -> PythonPlan:
@@ -89,8 +94,9 @@ def start_builder(tmp_path: Path, project: Path) -> Iterator[Callable[..., subpr
         process.communicate()
 
 
-def test_base_and_vllm_are_two_environments_each_with_its_own_packages(tmp_path: Path, project: Path) -> None:
-    """The extra is importable in VLLM's environment and not in BASE's; both run ray and rl_cluster with this Python."""
+def test_base_and_vllm_are_two_environments_each_with_its_own_packages(tmp_path: Path) -> None:
+    """The extra is importable in VLLM's environment and not in BASE's; both run the real ray and rl_cluster with this Python."""
+    project = make_project(tmp_path)
     base = ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
     vllm = ensure_environment(plan_of(project, "VLLM"), venv_dir=tmp_path / "envs")
     assert base != vllm
@@ -362,8 +368,6 @@ def test_what_can_go_wrong_with_a_project_is_one_clear_error(
 )
 def test_an_environment_that_does_not_suit_the_cluster_is_refused(tmp_path: Path, modules: dict[str, str], rule: str) -> None:
     """ray and rl_cluster must import, with the cluster's Ray version and Python minor; else no environment stays."""
-    import importlib.metadata
-
     (tmp_path / "modules").mkdir()
     for name, text in modules.items():
         (tmp_path / "modules" / f"{name}.py").write_text(text.replace("{ray!r}", repr(importlib.metadata.version("ray"))))
