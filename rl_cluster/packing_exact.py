@@ -5,6 +5,7 @@ It stops after a fixed number of steps, so that an answer never depends on how f
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -51,17 +52,24 @@ def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str, ma
             kept.append(position)
     if len(kept) > MAX_BINS:
         return None
+    rooms = [capacities[position] for position in kept]
+    steps = 0
     try:
-        found = _Search(strategy, max_steps).run(list(sizes), [capacities[position] for position in kept])
+        # Splits cost more than all else, so while everything can stay whole no split needs to be tried: that is a far smaller search.
+        found = _Search(strategy, may_split=False, max_steps=max_steps).run(list(sizes), rooms)
+        if found.places is None and strategy != "STRICT_PACK":
+            steps = found.steps
+            found = _Search(strategy, may_split=True, max_steps=max_steps - steps).run(list(sizes), rooms)
     except _OutOfStepsError:
         return None
     if found.places is None:
         return found
-    return Found([tuple(kept[bin_] for bin_ in place) for place in found.places], found.steps)
+    return Found([tuple(kept[bin_] for bin_ in place) for place in found.places], steps + found.steps)
 
 
 class _Search:
-    def __init__(self, strategy: str, max_steps: int) -> None:
+    def __init__(self, strategy: str, *, may_split: bool, max_steps: int) -> None:
+        self.may_split = may_split
         self.max_steps = max_steps
         self.strategy = strategy
         self.steps = 0
@@ -92,9 +100,11 @@ class _Search:
         if key in self.known:
             return self.known[key]
         best: Cost | None = None
-        if sum(sizes) <= sum(room for room, _ in bins):
+        room = sum(room for room, _ in bins)
+        if sum(sizes) <= room and (self.may_split or sizes[0] <= max(room for room, _ in bins)):
+            bound = self.bound(sizes, bins)
             for option in self.options(sizes[0], bins):
-                if best is not None and len(option) > 1 and self.strategy != "STRICT_PACK" and best[0] == 0:
+                if best is not None and (best == bound or (len(option) > 1 and best[0] == 0)):
                     break  # whole options come first, and a split costs more than all else
                 self.count(len(bins) // 8)
                 cost, after = self.apply(option, bins)
@@ -103,6 +113,27 @@ class _Search:
                     best = _add(cost, onward)
         self.known[key] = best
         return best
+
+    def bound(self, sizes: tuple[int, ...], bins: Bins) -> Cost:
+        """A cost that no layout of these items goes below: a layout that reaches it ends the search."""
+        if self.strategy == "SPREAD":
+            counts = [items for _, items in bins]
+            heapq.heapify(counts)
+            pairs = 0
+            for _ in sizes:
+                least = counts[0]
+                pairs += least
+                heapq.heapreplace(counts, least + 1)
+            return 0, pairs, len(sizes)
+        left = sum(sizes) - sum(room for room, items in bins if items)
+        opened = 0
+        for room, items in bins:  # the largest rooms come first
+            if left <= 0:
+                break
+            if not items:
+                opened += 1
+                left -= room
+        return (opened, 0, 0) if self.strategy == "STRICT_PACK" else (0, len(sizes), opened)
 
     def apply(self, option: Option, bins: Bins) -> tuple[Cost, Bins]:
         after = list(bins)
@@ -121,13 +152,18 @@ class _Search:
         return (opened, 0, 0), tuple(after)
 
     def options(self, size: int, bins: Bins) -> Iterator[Option]:
-        """Every way to place one item that differs, whole ones first; of equal bins the earliest come first and get most."""
+        """Every way to place one item that differs, whole ones first; of equal bins the earliest is taken, and gets most."""
         seen = set()
-        for position, (room, items) in enumerate(bins):
-            if room >= size and (room, items) not in seen:
-                seen.add((room, items))
-                yield ((position, size),)
-        if self.strategy != "STRICT_PACK":
+        later: list[Option] = []
+        for position, kind in enumerate(bins):
+            if kind[0] >= size and kind not in seen:
+                seen.add(kind)
+                if self.strategy == "SPREAD" or kind[1]:
+                    yield ((position, size),)
+                else:
+                    later.append(((position, size),))  # bins in use first: the search ends at the first layout that reaches the bound
+        yield from later
+        if self.may_split:
             yield from self.splits(size, bins, 0, {}, ())
 
     def count(self, bins: int) -> None:
