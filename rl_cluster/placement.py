@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 RETRIES_VARIABLE = "NRL_VIRTUAL_CLUSTER_MAX_RETRIES"
 CREATE_WAIT_S = 2.0  # a pinned group is there within milliseconds, or somebody else has the place
 REMOVE_WAIT_S = 10.0
+SETTLE_WAIT_S = 10.0
 LAG_S = 1.5  # Ray's view of free resources follows about 0.1 s behind; on a busy machine longer
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 5.0
 REPORT_EVERY_S = 5.0
@@ -67,7 +68,7 @@ def max_attempts() -> int | None:
     text = os.environ.get(RETRIES_VARIABLE)
     if text is None:
         return None
-    if not text.strip().isdigit() or int(text) < 1:
+    if not (text.strip().isascii() and text.strip().isdigit() and int(text)):  # "²" is a digit, too, for Python
         raise ConfigError(f"{RETRIES_VARIABLE}: must be an integer greater than 0, got {text!r}. Fix: unset it, or give 1 or more")
     return int(text)
 
@@ -236,10 +237,27 @@ def _create(layout: Layout) -> tuple[PlacementGroup, ...] | None:
     return None
 
 
+def _settle(groups: Sequence[PlacementGroup]) -> None:
+    """Wait until Ray is not in the midst of reserving the bundles of one of these groups.
+
+    A group that is removed between the two phases of its reservation leaves its bundles' resources taken on the node for ever, held by
+    nothing that Ray can name (Ray 2.60). What is CREATED, or known to have no place now, is removed cleanly.
+    """
+    deadline = time.monotonic() + SETTLE_WAIT_S
+    for group in groups:
+        while time.monotonic() < deadline:
+            table = placement_group_table(group)
+            reserving = table.get("stats", {}).get("scheduling_state") in ("QUEUED", "SCHEDULING_STARTED")
+            if table.get("state") != "PREPARED" and not (table.get("state") in ("PENDING", "RESCHEDULING") and reserving):
+                break
+            time.sleep(0.005)
+
+
 def remove(groups: Sequence[PlacementGroup]) -> None:
     """Remove placement groups (and so end every actor in them) and wait until Ray says so. Idempotent; quiet after ``ray.shutdown()``."""
     if not ray.is_initialized():
         return  # groups are never detached: they went with the driver's connection
+    _settle([group for group in groups if not group.is_empty])
     asked = []
     for group in groups:
         if not group.is_empty:

@@ -88,7 +88,7 @@ def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, where
         ClusterUnreachableError: Nothing answers there, or not like gRPC.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ConfigError(f"{where}: must be host:port, got {address!r}. Fix: {where}=10.0.0.1:6379")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
