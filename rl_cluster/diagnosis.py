@@ -187,7 +187,7 @@ def _endings(problem: Problem) -> Iterator[tuple[str, list[Mapping[str, float]]]
     held: dict[tuple[str, str, str, str], float] = {}
     for node in problem.nodes:
         for holder in node.holders:
-            if holder.kind != "unknown":
+            if holder.kind in ("placement_group", "actor"):
                 key = holder.kind, holder.name, holder.id, holder.job_id
                 held[key] = held.get(key, 0.0) + sum(holder.resources.get(name, 0.0) for name in problem.spec.bundle_resources)
     largest = sorted(held, key=lambda key: (-held[key], key))[:MAX_HOLDERS_TRIED]

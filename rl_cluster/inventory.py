@@ -11,9 +11,9 @@ from attrs import Factory, frozen
 
 @frozen
 class Holder:
-    """Who holds resources of a physical node: a placement group, an actor, or something that Ray does not name."""
+    """Who holds resources of a node: a placement group, an actor, what Ray does not name, or a cluster of the same plan."""
 
-    kind: str  # "placement_group" | "actor" | "unknown"
+    kind: str  # "placement_group" | "actor" | "unknown" | "planned"
     name: str
     id: str
     job_id: str

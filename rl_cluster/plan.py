@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 from attrs import evolve
 
 from rl_cluster.diagnosis import diagnose, render_shortfall
-from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.layout import Layout, NodeShortfall, PlacedBundle, Shortfall
-from rl_cluster.problem import Problem, state_problem
+from rl_cluster.problem import RESOURCE_UNIT, Problem, state_problem
 from rl_cluster.ranks import WorkerPosition, WorkerRank, engine_slices, layout_positions, order_workers, rank_workers, sorted_bundle_indices
 from rl_cluster.schema import ClusterSpec, resolve_local
 from rl_cluster.selectors import unknown_exclusions
@@ -30,6 +31,7 @@ __all__ = [
     "rank_workers",
     "render_shortfall",
     "sorted_bundle_indices",
+    "take_layout",
 ]
 
 
@@ -74,10 +76,37 @@ def plan_layout(spec: ClusterSpec, inventory: Inventory) -> Layout | Shortfall:
 
 
 def plan_layouts(specs: Sequence[ClusterSpec], inventory: Inventory) -> list[Layout] | Shortfall:
-    """Plans several clusters, each on what the former ones leave: all of them, or the shortfall of the first that does not fit.
+    """Plans several clusters together: all of them, or a shortfall.
 
-    Arguments and errors are those of `plan_layout`.
+    Each is planned on what the ones before it left. Where that does not work in the given order, other orders are tried (all of them
+    for up to four clusters, else the largest first): a small cluster must not take the one node that a large one needs.
+
+    Args:
+        specs: What is wanted.
+        inventory: What is there.
+
+    Returns:
+        A layout for each spec, in the order given; or the shortfall of the first one that did not fit in the given order, where
+        the nodes name what the clusters before it took.
+
+    Raises:
+        ConfigError: See `plan_layout`.
     """
+    first: Shortfall | None = None
+    for order in _orders(specs):
+        answer = _plan_in_turn([specs[index] for index in order], inventory)
+        if not isinstance(answer, Shortfall):
+            layouts = dict(zip(order, answer, strict=True))
+            return [layouts[index] for index in range(len(specs))]
+        first = first or answer
+    assert first is not None, "there is at least one order"
+    if not first.never and _exceed_all(specs, inventory):
+        waiting = tuple(text for text in first.suggestions if not text.startswith("wait:"))
+        return evolve(first, never=True, suggestions=waiting)
+    return first
+
+
+def _plan_in_turn(specs: Sequence[ClusterSpec], inventory: Inventory) -> list[Layout] | Shortfall:
     layouts: list[Layout] = []
     for spec in specs:
         layout = plan_layout(spec, inventory)
@@ -88,18 +117,36 @@ def plan_layouts(specs: Sequence[ClusterSpec], inventory: Inventory) -> list[Lay
     return layouts
 
 
+def _orders(specs: Sequence[ClusterSpec]) -> Iterator[tuple[int, ...]]:
+    if len(specs) <= 4:
+        yield from permutations(range(len(specs)))
+    else:
+        yield tuple(range(len(specs)))
+        yield tuple(sorted(range(len(specs)), key=lambda index: (-max(specs[index].bundle_counts), -specs[index].world_size)))
+
+
+def _exceed_all(specs: Sequence[ClusterSpec], inventory: Inventory) -> bool:
+    """Whether the clusters together need more of some resource than all living nodes have."""
+    wanted: Counter[str] = Counter()
+    for spec in specs:
+        wanted.update({name: round(amount * spec.world_size * RESOURCE_UNIT) for name, amount in spec.bundle_resources.items()})
+    alive = [node for node in inventory.nodes if node.state == "alive"]
+    return any(amount > sum(round(node.total.get(name, 0.0) * RESOURCE_UNIT) for node in alive) for name, amount in wanted.items())
+
+
 def take_layout(inventory: Inventory, layout: Layout) -> Inventory:
-    """The inventory that is left when a layout has been placed."""
+    """The inventory that is left when a layout has been placed; its share is held by a holder of kind ``planned``."""
     taken = Counter(bundle.node_id for bundle in layout.bundles)
-    each = layout.spec.bundle_resources
-    return evolve(inventory, nodes=tuple(_take(node, taken[node.node_id], each) for node in inventory.nodes))
+    return evolve(inventory, nodes=tuple(_take(node, taken[node.node_id], layout.spec) for node in inventory.nodes))
 
 
-def _take(node: PhysicalNode, bundles: int, each: Mapping[str, float]) -> PhysicalNode:
+def _take(node: PhysicalNode, bundles: int, spec: ClusterSpec) -> PhysicalNode:
     if not bundles:
         return node
-    left = {name: round(node.free.get(name, 0.0) - amount * bundles, 4) for name, amount in each.items()}
-    return evolve(node, free={**node.free, **left})
+    share = {name: amount * bundles for name, amount in spec.bundle_resources.items()}
+    left = {name: round(node.free.get(name, 0.0) - amount, 4) for name, amount in share.items()}
+    holder = Holder("planned", spec.name, f"planned-{spec.name}", "", share)
+    return evolve(node, free={**node.free, **left}, holders=(*node.holders, holder))
 
 
 def _warnings(problem: Problem, places: Sequence[tuple[int, ...]]) -> list[str]:

@@ -57,6 +57,8 @@ def held_text(node: PhysicalNode, resource: str) -> str:
 def _holder_name(holder: Holder) -> str:
     if holder.kind == "unknown":
         return "something that Ray does not name (a task, or what ended a moment ago)"
+    if holder.kind == "planned":
+        return f"cluster {holder.name!r} of this plan" if holder.name else "another cluster of this plan"
     return f"{holder.kind.replace('_', ' ')} {holder.name!r} of job {holder.job_id}"
 
 

@@ -220,12 +220,35 @@ def test_the_second_cluster_gets_what_the_first_left() -> None:
     assert [lie(layout) for layout in answer] == [["4x1"], ["4x1", "8x2"]]
 
 
-def test_several_clusters_are_all_or_nothing() -> None:
-    """When the second does not fit, the answer is its shortfall, with the first one's share counted as taken."""
-    specs = [ClusterSpec(num_nodes=1, gpus_per_node=6), ClusterSpec(num_nodes=1, gpus_per_node=4, strategy="STRICT_PACK")]
-    answer = plan_layouts(specs, made_up_inventory(8))
+def test_a_small_cluster_does_not_take_the_node_that_a_large_one_needs() -> None:
+    """Where the given order does not work another one does; the layouts come in the given order."""
+    specs = [ClusterSpec(num_nodes=1, gpus_per_node=2), ClusterSpec(num_nodes=1, gpus_per_node=8, strategy="STRICT_PACK")]
+    answer = plan_layouts(specs, made_up_inventory(8, 4))
+    assert not isinstance(answer, Shortfall)
+    assert [lie(layout) for layout in answer] == [["2x2"], ["8x1"]]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "never", "wait"),
+    [
+        pytest.param(8.0, True, (), id="more-than-there-is-in-all"),
+        pytest.param(12.0, False, ("wait: it fits when enough of what is held is given back",), id="held"),
+    ],
+)
+def test_several_clusters_are_all_or_nothing(gpus: float, never: bool, wait: tuple[str, ...]) -> None:
+    """When the second does not fit, the answer is its shortfall, which names the first one's share."""
+    specs = [ClusterSpec(name="policy", num_nodes=1, gpus_per_node=6), ClusterSpec(num_nodes=1, gpus_per_node=4, strategy="STRICT_PACK")]
+    node = made_up_node(0, {"GPU": gpus, "CPU": 64.0}, {"GPU": 8.0, "CPU": 64.0})
+    answer = plan_layouts(specs, Inventory((node,)))
     assert isinstance(answer, Shortfall)
-    assert (answer.spec, answer.never, answer.nodes[0].free["GPU"]) == (specs[1], False, 2.0)
+    assert (answer.spec, answer.never, answer.nodes[0].free["GPU"]) == (specs[1], never, 2.0)
+    assert answer.headline.endswith("2 free, 6 held by cluster 'policy' of this plan")
+    assert tuple(text for text in answer.suggestions if text.startswith("wait")) == wait
+
+
+def test_no_cluster_at_all_is_planned_at_once() -> None:
+    """Nothing wanted is nothing placed."""
+    assert plan_layouts([], made_up_inventory(8)) == []
 
 
 @pytest.mark.parametrize(
