@@ -57,16 +57,21 @@ def plan_layout(spec: ClusterSpec, inventory: Inventory) -> Layout | Shortfall:
             nodes carry, ``segment_size`` where no node belongs to an NVLink domain.
     """
     problem = state_problem(spec, inventory)
+    layout = _place(problem, inventory)
+    return diagnose(problem, inventory) if layout is None else layout
+
+
+def _place(problem: Problem, inventory: Inventory) -> Layout | None:
     packing = problem.solve(problem.free)
     if packing.places is None:
-        return diagnose(problem, inventory)
+        return None
     bundles = tuple(
         PlacedBundle(node_idx, bundle_idx, problem.nodes[position].node_id)
         for node_idx, place in enumerate(packing.places)
         for bundle_idx, position in enumerate(place)
     )
     return Layout(
-        spec=spec,
+        spec=problem.spec,
         bundles=bundles,
         nodes=problem.nodes,
         warnings=tuple(_warnings(problem, packing.places)),
@@ -92,29 +97,25 @@ def plan_layouts(specs: Sequence[ClusterSpec], inventory: Inventory) -> list[Lay
     Raises:
         ConfigError: See `plan_layout`.
     """
-    first: Shortfall | None = None
+    first: tuple[ClusterSpec, Inventory] | None = None
     for order in _orders(specs):
-        answer = _plan_in_turn([specs[index] for index in order], inventory)
-        if not isinstance(answer, Shortfall):
-            layouts = dict(zip(order, answer, strict=True))
+        layouts: dict[int, Layout] = {}
+        left = inventory
+        for index in order:
+            layout = _place(state_problem(specs[index], left), left)
+            if layout is None:
+                first = first or (specs[index], left)
+                break
+            layouts[index] = layout
+            left = take_layout(left, layout)
+        else:
             return [layouts[index] for index in range(len(specs))]
-        first = first or answer
     assert first is not None, "there is at least one order"
-    if not first.never and _exceed_all(specs, inventory):
-        waiting = tuple(text for text in first.suggestions if not text.startswith("wait:"))
-        return evolve(first, never=True, suggestions=waiting)
-    return first
-
-
-def _plan_in_turn(specs: Sequence[ClusterSpec], inventory: Inventory) -> list[Layout] | Shortfall:
-    layouts: list[Layout] = []
-    for spec in specs:
-        layout = plan_layout(spec, inventory)
-        if isinstance(layout, Shortfall):
-            return layout
-        layouts.append(layout)
-        inventory = take_layout(inventory, layout)
-    return layouts
+    answer = diagnose(state_problem(*first), first[1])
+    if not answer.never and _exceed_all(specs, inventory):
+        waiting = tuple(text for text in answer.suggestions if not text.startswith("wait:"))
+        return evolve(answer, never=True, suggestions=waiting)
+    return answer
 
 
 def _orders(specs: Sequence[ClusterSpec]) -> Iterator[tuple[int, ...]]:
