@@ -82,7 +82,7 @@ def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, .
                 arguments["node_ip_address"] = f"127.0.{high}.{low + 1}"  # 127.0.0.2, 127.0.0.3, ...
             else:
                 arguments["include_dashboard"] = False
-            with _unannounced():
+            with _unannounced(), _real_devices_hidden():
                 node_ids.append(cluster.add_node(wait=number == 0, **arguments).node_id)
         cluster.wait_for_nodes(timeout=60 + 5 * len(inventory.nodes))
         yield cluster.address, tuple(node_ids)
@@ -116,3 +116,16 @@ def _unannounced() -> Iterator[None]:
         yield
     finally:
         utils.write_ray_address = announce
+
+
+@contextlib.contextmanager
+def _real_devices_hidden() -> Iterator[None]:
+    """A choice among real devices (``CUDA_VISIBLE_DEVICES=3``) is not about made-up ones; Ray would hold it against num_gpus."""
+    from ray._private.accelerators import get_all_accelerator_managers
+
+    names = {manager.get_visible_accelerator_ids_env_var() for manager in get_all_accelerator_managers()}
+    chosen = {name: os.environ.pop(name) for name in names if name and name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(chosen)
