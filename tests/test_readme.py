@@ -103,7 +103,7 @@ def test_shown_outputs_are_what_the_program_prints(command: str, output: str, co
     done = subprocess.run(
         [sys.executable, "run.py", *words, f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"],
         cwd=ROOT,
-        env=environment() if "ray=simulated" in words else environment(CUDA_VISIBLE_DEVICES=""),
+        env=environment(CUDA_VISIBLE_DEVICES=""),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -232,9 +232,10 @@ HELLO = next(block.text for block in blocks() if block.text.startswith("# hello.
 
 
 def snippet(heading: str) -> str:
-    """The Python block under a heading."""
-    (found,) = [block.text for block in blocks() if block.language == "python" and block.heading == heading]
-    return found
+    """The Python under a heading."""
+    found = [block.text for block in blocks() if block.language == "python" and block.heading == heading]
+    assert found, heading
+    return "".join(found)
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +298,8 @@ def test_the_snippet_for_foreign_actors_runs(two_nodes: str, tmp_path: Path) -> 
     """Actors that another framework makes sit on the planned nodes, have their GPU, and are bound."""
     text = snippet("Frameworks that make their own actors")
     assert "gpus_per_node=4" in text
-    printed = run_snippet(text.replace("gpus_per_node=4", "gpus_per_node=1"), two_nodes, tmp_path)
+    text = text.replace("gpus_per_node=4", "gpus_per_node=1") + "    print(ray.get([trainer.where.remote() for trainer in trainers]))\n"
+    printed = run_snippet(text, two_nodes, tmp_path)
     (first, first_gpus, first_status), (second, second_gpus, second_status) = ast.literal_eval(printed)
     assert first != second
     assert [str(gpu) for gpu in (*first_gpus, *second_gpus)] == ["0", "0"]
