@@ -1,12 +1,14 @@
 """The last one out: removes the temporary folder of a Ray that we started, even when its owner was killed.
 
-Started as a child with one end of a pipe as standard input. The owner's end closes when the owner ends, in whatever way;
-then what still runs out of that folder is ended and the folder removed. Only standard library, no import of the package.
+Started as a child with one end of a pipe as standard input, the folder and the owner's process id as arguments. The owner writes
+when it is done, and its end of the pipe closes when it ends, in whatever way; then what still runs out of that folder is ended and
+the folder removed. Only standard library, no import of the package.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -50,7 +52,10 @@ def reap(folder: str) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
+    owner = int(sys.argv[2])
+    # a forked child of the owner holds a copy of its end of the pipe, so an owner that was killed is noticed by its absence, too
+    while not select.select([sys.stdin], [], [], 1.0)[0] and os.getppid() == owner:
+        pass
     reap(sys.argv[1])
 
 

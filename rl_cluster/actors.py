@@ -17,6 +17,12 @@ from rl_cluster.errors import ConfigError
 from rl_cluster.layout import PlacedBundle
 from rl_cluster.worker_boot import Binder, worker_class
 
+GROUPS_OWN = (
+    *("name", "namespace", "get_if_exists", "lifetime", "max_restarts", "label_selector"),
+    *("scheduling_strategy", "placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks"),
+)
+"""Options of a Ray actor that a worker group decides."""
+
 
 @frozen
 class Seat:
@@ -43,14 +49,19 @@ class ActorRecipe:
         """Ask Ray for one actor on each seat; they come up by themselves.
 
         Raises:
-            ConfigError: The target can't be imported, or is no class.
+            ConfigError: The target can't be imported, or is no class, or an option is not the user's to choose.
         """
         user_class, default_options = import_target(self.target)
-        actor_class = ray.remote(worker_class(user_class, env=self.env, binder=self.binder))
+        for options in (default_options, *(seat.options for seat in seats[:1])):
+            check_options(options)
+        made = worker_class(user_class, env=self.env, binder=self.binder)
+        # Ray takes concurrency groups with the class only, not in .options()
+        groups = merge_options(default_options, *(seat.options for seat in seats[:1])).get("concurrency_groups")
+        actor_class = ray.remote(concurrency_groups=groups)(made) if groups else ray.remote(made)
         actors = []
         for seat in seats:
             place = PlacementGroupSchedulingStrategy(seat.group, seat.bundle_index, placement_group_capture_child_tasks=True)
-            options = merge_options(default_options, seat.options)
+            options = {name: value for name, value in merge_options(default_options, seat.options).items() if name != "concurrency_groups"}
             actors.append(actor_class.options(**{**options, "scheduling_strategy": place}).remote(seat.binder))
         return actors
 
@@ -72,6 +83,22 @@ def start_maker(recipe: ActorRecipe, seat: Seat) -> ActorHandle:
     node = NodeAffinitySchedulingStrategy(seat.bundle.node_id, soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": node, **({"runtime_env": runtime_env} if runtime_env else {})}
     return ray.remote(ActorMaker).options(**options).remote(dict(recipe.env))
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what makes no sense for one of many actors, or is decided by the layout.
+
+    A restarted actor would come up without the rank variables and without the user's ``__init__``, so restarts are refused, too.
+
+    Raises:
+        ConfigError: Names all such options.
+    """
+    wrong = sorted(name for name in GROUPS_OWN if options.get(name))
+    if wrong:
+        raise ConfigError(
+            f"worker options: must not hold {', '.join(wrong)}, which the group decides for all its workers. "
+            "Fix: remove them from @ray.remote(...) or options"
+        )
 
 
 def merge_options(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Ray from reusing worker processes). Only when every worker has said which node a
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from rl_cluster.plan import Layout
 from rl_cluster.ranks import WorkerPosition, WorkerRank, rank_workers
 from rl_cluster.records import WorkerRecord
 from rl_cluster.topology import natural_key
+
+# Ray says why a worker's process ended, and goes on with what it could be in general.
+_EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
 
 Progress = Callable[[int, int], None]  # workers that are up, workers in all
 
@@ -193,6 +197,9 @@ def cause_text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
+    exit_detail = _EXIT_DETAIL.search(" ".join(lines))
+    if exit_detail:
+        return f"its process ended: {exit_detail[1].rstrip('.')} (see its log)"
     if "error raised in its creation task" in lines[0] or "Traceback" in str(error):
         return lines[-1]  # the last line of the worker's own traceback
     return f"{type(error).__name__}: {lines[0]}"

@@ -25,7 +25,7 @@ def ray_home() -> Iterator[Path]:
     home = tempfile.mkdtemp(prefix="rlc-", dir=parent)
     try:
         reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", _reaper.__file__, home],
+            [sys.executable, "-I", "-S", _reaper.__file__, home, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -38,5 +38,7 @@ def ray_home() -> Iterator[Path]:
         yield Path(home)
     finally:
         assert reaper.stdin is not None
-        reaper.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it was ended by somebody: nothing to tell
+            reaper.stdin.write(b"now")  # closing says nothing as long as a forked child of this process holds a copy of the pipe
+            reaper.stdin.close()
         reaper.wait()

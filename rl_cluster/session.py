@@ -169,7 +169,7 @@ def _connect(address: str | None, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -> Iterator[RaySession]:
-    with ray_home() as home:
+    with ray_home() as home, _given_back():
         _connect(
             "local",
             num_cpus=num_cpus,
@@ -179,35 +179,38 @@ def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -
             log_to_driver=log_to_driver,
             _temp_dir=str(home),
         )
-        address = connected_address()
-        _STARTED_HERE.add(address)
-        try:
-            yield RaySession(address=address, kind="local")
-        finally:
-            _STARTED_HERE.discard(address)
-            ray.shutdown()
+        yield RaySession(address=_note_started(), kind="local")
 
 
 @contextlib.contextmanager
 def _simulated(inventory: Inventory, *, log_to_driver: bool) -> Iterator[RaySession]:
-    with simulated_cluster(inventory) as simulated:
+    with simulated_cluster(inventory) as simulated, _given_back():
         _connect(simulated.address, log_to_driver=log_to_driver)
-        address = connected_address()
-        _STARTED_HERE.add(address)
-        try:
-            yield RaySession(address=address, kind="simulated", affinity_file=str(simulated.affinity_file))
-        finally:
-            _STARTED_HERE.discard(address)
-            ray.shutdown()
+        yield RaySession(address=_note_started(), kind="simulated", affinity_file=str(simulated.affinity_file))
 
 
 @contextlib.contextmanager
 def _attached(address: str, *, log_to_driver: bool) -> Iterator[RaySession]:
-    _connect(address, log_to_driver=log_to_driver)
-    try:
+    with _given_back():
+        _connect(address, log_to_driver=log_to_driver)
         yield RaySession(address=connected_address(), kind="attached")
+
+
+@contextlib.contextmanager
+def _given_back() -> Iterator[None]:
+    """Disconnect at the end, also when connecting itself was interrupted (Ray's processes and state are half there then)."""
+    try:
+        yield
     finally:
+        if ray.is_initialized():
+            _STARTED_HERE.discard(connected_address())
         ray.shutdown()
+
+
+def _note_started() -> str:
+    address = connected_address()
+    _STARTED_HERE.add(address)
+    return address
 
 
 def address_in_reach(spec: RaySpec) -> str | None:

@@ -94,10 +94,7 @@ class RayWorkerGroup:
             args, kwargs = (*remote_worker_builder.args, *args), {**remote_worker_builder.kwargs, **(kwargs or {})}
             remote_worker_builder = remote_worker_builder.ray_actor_class_fqn
         bundles = _choose_bundles(cluster, workers_per_node, bundle_indices_list)
-        if isinstance(per_worker_kwargs, Sequence) and len(per_worker_kwargs) != len(bundles):
-            raise ConfigError(
-                f"per_worker_kwargs: must have {len(bundles)} entries, one per worker, got {len(per_worker_kwargs)}. Fix: add or remove"
-            )
+        _check_length("per_worker_kwargs", per_worker_kwargs, len(bundles))
 
         def init_arguments(record: WorkerRecord) -> tuple[Sequence[Any], Mapping[str, Any]]:
             own = per_worker_kwargs(record) if callable(per_worker_kwargs) else per_worker_kwargs[record.rank] if per_worker_kwargs else {}
@@ -191,6 +188,7 @@ class RayWorkerGroup:
             WorkerLostError: A worker's process or node is gone.
             TimeoutError: Not all answered in time.
         """
+        _check_length("per_worker", per_worker, self.world_size)
         refs = []
         for record in self.records:
             own = per_worker(record) if callable(per_worker) else per_worker[record.rank] if per_worker else {}
@@ -309,10 +307,17 @@ def _made_by(maker: ActorHandle, recipe: ActorRecipe, seats: Sequence[Seat]) -> 
         raise
 
 
+def _check_length(where: str, per_worker: PerWorker | None, workers: int) -> None:
+    if isinstance(per_worker, Sequence) and len(per_worker) != workers:
+        raise ConfigError(f"{where}: must have {workers} entries, one per worker, got {len(per_worker)}. Fix: add or remove")
+
+
 def _share(cluster: RayVirtualCluster) -> dict[str, Any]:
     """What one worker takes of its bundle, as options of a Ray actor: everything, or 1/max of it where groups share bundles."""
     parts = {name: amount / cluster.max_colocated_worker_groups for name, amount in cluster.spec.bundle_resources.items()}
     share: dict[str, Any] = {"num_cpus": parts.pop("CPU", 0), "num_gpus": parts.pop("GPU", 0)}
+    if "memory" in parts:  # Ray has an option of its own for it
+        share["memory"] = parts.pop("memory")
     return {**share, "resources": parts} if parts else share
 
 

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 import os
-
-os.environ["RAY_AUTH_MODE"] = "disabled"  # before ray is imported: a token in the home folder would lock out the nodes
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-for _name in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES", "NRL_VIRTUAL_CLUSTER_MAX_RETRIES", "OMP_NUM_THREADS"):
-    os.environ.pop(_name, None)
-
-from pathlib import Path
-
-HERE = Path(__file__).parent
-# Ray tells workers the driver's folder, not its whole sys.path: what the nodes inherit is where workers find the classes of these tests
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ray_states import what_stays, within
@@ -23,6 +12,15 @@ from ray_states import what_stays, within
 from rl_cluster import session
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.schema import RaySpec
+
+HERE = Path(__file__).parent
+
+os.environ["RAY_AUTH_MODE"] = "disabled"  # a token in the home folder would lock out the nodes
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+for _name in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES", "NRL_VIRTUAL_CLUSTER_MAX_RETRIES", "OMP_NUM_THREADS"):
+    os.environ.pop(_name, None)
+# Ray tells workers the driver's folder, not its whole sys.path: what the nodes inherit is where workers find the classes of these tests
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -129,7 +129,8 @@ class Async:
 
 class Streams:
     def count(self, upto: int) -> Iterator[int]:
-        yield from range(upto)
+        for number in range(upto):  # noqa: UP028 - Ray sends to the generator, which a range takes no
+            yield number
 
 
 @ray.remote(max_concurrency=2, num_gpus=7)
@@ -176,5 +177,3 @@ class OwnActor:
 
     def seen(self) -> tuple[Any, list[int]]:
         return self.report, sorted(os.sched_getaffinity(0))
-
-
