@@ -115,7 +115,7 @@ def _job(config: DictConfig, *, full_error: bool) -> int:
         return EXIT_CONFIG
     from rl_cluster.job import run
 
-    return run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error)
+    return run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
 
 
 def _from_where_it_was_called(spec: RunSpec, folder: str) -> RunSpec:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -17,28 +18,42 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.name = signal.Signals(number).name
+        self.number = number
+        self.shown = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self.exit_code = EXIT_BY_SIGNAL[signal.Signals(number)]
 
 
 class Interrupts:
-    """Turns the first signal into :class:`Interrupted`; says of later ones that everything is being given back already."""
+    """Turns the first signal into :class:`Interrupted`; says of later ones that everything is being given back already.
 
-    def __init__(self) -> None:
+    Args:
+        swallowed_after_s: A signal this long after the first one interrupts again if the end has not begun by then: what the first
+            one raised can have been lost, in a ``__del__`` or in a callback of a library.
+    """
+
+    def __init__(self, *, swallowed_after_s: float = 10.0) -> None:
+        self._swallowed_after_s = swallowed_after_s
         self._ending = False
+        self._first: int | None = None
+        self._when = 0.0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
-        if self._ending:
+        lately = self._first is not None and time.monotonic() < self._when + self._swallowed_after_s
+        if self._ending or lately:
             # not print: the interrupted code may be within a print of its own, which Python forbids to enter twice
             with contextlib.suppress(OSError):
                 os.write(2, b"still giving everything back, which takes a few seconds ...\n")
             return
-        self._ending = True
+        self._first, self._when = number if self._first is None else self._first, time.monotonic()
         raise Interrupted(number)
 
+    def named(self, stop: KeyboardInterrupt) -> Interrupted:
+        """Which signal it was: a wait inside Ray turns what our handler raises into a plain KeyboardInterrupt."""
+        return stop if isinstance(stop, Interrupted) else Interrupted(signal.SIGINT if self._first is None else self._first)
+
     def install(self) -> None:
-        """Take the signals over (``ray.init`` sets a handler of its own for SIGTERM, so this is called again after it)."""
+        """Take the signals over."""
         if threading.current_thread() is threading.main_thread():
             for number in EXIT_BY_SIGNAL:
                 signal.signal(number, self.handle)
@@ -46,6 +61,19 @@ class Interrupts:
     def ending(self) -> None:
         """From here on no signal interrupts: the end has begun anyway."""
         self._ending = True
+
+
+@contextlib.contextmanager
+def without_rays_handler() -> Iterator[None]:
+    """Keep ``ray.init`` from taking SIGTERM over within the block: its handler ends the process at once, whatever is still held."""
+    from ray._private import utils
+
+    rays = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = rays
 
 
 @contextlib.contextmanager

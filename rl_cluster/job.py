@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -21,13 +22,12 @@ from attrs import Factory, define, frozen
 from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.errors import (
     EXIT_CHECK_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     ResourceInsufficientError,
     RlClusterError,
 )
 from rl_cluster.grid import render_grid
-from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts
+from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, Shortfall
 from rl_cluster.picture import Picture, build_picture
@@ -143,7 +143,14 @@ class RunState:
         self.timings[name] = time.monotonic() - self.began
 
 
-def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = (), full_error: bool = False) -> int:
+def run(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    full_error: bool = False,
+    modules_in: str | os.PathLike[str] | None = None,
+) -> int:
     """Do what the spec says and write the files of the run.
 
     Args:
@@ -151,6 +158,7 @@ def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = (), full_erro
         folder: Hydra's output directory.
         overrides: The words of the command line, for the commands that messages suggest.
         full_error: Show the traceback of an error, too (it is in the log anyway).
+        modules_in: Folder where workers look for ``worker.target``, too; default: the current one.
 
     Returns:
         The exit code: 0 done and verified, 3 not enough resources, 4 a check failed, 130 Ctrl-C, 143 SIGTERM.
@@ -159,14 +167,16 @@ def run(spec: RunSpec, folder: Path, *, overrides: Sequence[str] = (), full_erro
     error: BaseException | None = None
     with orderly_interrupts() as interrupts:
         try:
-            code = _plan(spec, state, screen, overrides) if spec.mode == "plan" else _up(spec, state, screen, interrupts, overrides)
+            if spec.mode == "plan":
+                code = _plan(spec, state, screen, overrides)
+            else:
+                code = _up(spec, state, screen, interrupts, overrides, modules_in or os.curdir)
         except RlClusterError as problem:
             error, code = problem, problem.exit_code
             logger.debug("the run ended with this error", exc_info=True)
-        except Interrupted as stop:
-            error, code = stop, stop.exit_code
         except KeyboardInterrupt as stop:
-            error, code = stop, EXIT_INTERRUPTED
+            interrupted = interrupts.named(stop)
+            error, code = interrupted, interrupted.exit_code
         except Exception as problem:
             error, code = problem, EXIT_CHECK_FAILED
             logger.debug("the run ended with this error", exc_info=True)
@@ -202,8 +212,8 @@ def _unwritten(files: RunFiles, failure: OSError) -> RlClusterError:
 def _error_text(error: BaseException) -> str:
     if isinstance(error, RlClusterError):
         return str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return f"interrupted by {error.name if isinstance(error, Interrupted) else 'Ctrl-C'}; everything was given back"
+    if isinstance(error, Interrupted):
+        return f"interrupted by {error.shown}; everything was given back"
     return f"internal error: {type(error).__name__}: {error}. Its traceback is in the log of this run; please report it"
 
 
@@ -271,7 +281,7 @@ def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
     from rl_cluster import session
 
     if spec.ray.kind == "auto" and session.address_in_reach(spec.ray) is not None:
-        with session.open_ray(spec.ray) as ray_session:
+        with without_rays_handler(), session.open_ray(spec.ray) as ray_session:
             state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
             return session.look_around(holders=True)
     state.ray = {"kind": "local", "address": None}
@@ -318,7 +328,9 @@ def _program() -> list[str]:
 # --- up ---
 
 
-def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, overrides: Sequence[str]) -> int:
+def _up(
+    spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, overrides: Sequence[str], modules_in: str | os.PathLike[str]
+) -> int:
     from rl_cluster import session
     from rl_cluster.builders import build_cluster, build_worker_group
     from rl_cluster.python_env import disable_rays_uv_hook
@@ -336,9 +348,10 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if to_simulate else "connecting to Ray ...")
-        ray_session = held.enter_context(session.open_ray(spec.ray, simulated=to_simulate))
+        # ray.init tells the workers which folder is the current one then, and they look for modules there
+        with without_rays_handler(), _working_in(modules_in):
+            ray_session = held.enter_context(session.open_ray(spec.ray, simulated=to_simulate))
         held.callback(interrupts.ending)
-        interrupts.install()
         state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
         state.mark("ray")
         inventory = session.look_around()
@@ -385,9 +398,19 @@ def _up(spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, 
         screen.show("")
         screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
-            _hold(cluster, screen)
+            _hold(cluster, screen, interrupts)
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
+
+
+@contextlib.contextmanager
+def _working_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _numa_for(numa: NumaSpec, made_up: str | None) -> NumaSpec:
@@ -409,17 +432,18 @@ def _check(group: Any, state: RunState) -> list[Check]:
     return check_workers(state.records, state.layout, state.spec, rendezvous=meeting, expected_python=expected or None)
 
 
-def _hold(cluster: Any, screen: Screen) -> None:
+def _hold(cluster: Any, screen: Screen, interrupts: Interrupts) -> None:
     """Keep everything until Ctrl-C, which is the right end here, or until a node is lost, which is not."""
     screen.tell("holding the layout; Ctrl-C ends it")
     try:
         while True:
             time.sleep(HOLD_CHECK_EVERY_S)
             cluster.check_nodes_alive()
-    except Interrupted as stop:
-        if stop.name != "SIGINT":
-            raise
-        screen.tell("Ctrl-C: giving the layout back ...")
+    except KeyboardInterrupt as stop:
+        interrupted = interrupts.named(stop)
+        screen.tell(f"{interrupted.shown}: giving the layout back ...")
+        if interrupted.number != signal.SIGINT:
+            raise interrupted from None
 
 
 def _ray_version() -> str:

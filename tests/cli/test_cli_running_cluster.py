@@ -1,0 +1,92 @@
+"""A cluster that runs already is used, and left as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_py import RunPy, read_report
+from running_cluster import RunningCluster
+
+from rl_cluster.report import validate_report
+
+pytestmark = pytest.mark.ray
+
+TWO_OF_TWO = ("cluster=2x8_spread", "cluster.gpus_per_node=2", "numa.membind=false")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """Two nodes of 2 GPUs and 8 CPUs each."""
+    temporary = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    env = {**os.environ, "TMPDIR": str(temporary), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    running = RunningCluster({name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")})
+    try:
+        yield running
+    finally:
+        running.end()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def untouched(cluster: RunningCluster) -> Iterator[RunningCluster]:
+    """The cluster, which must be after the test as it was before."""
+    before = cluster.ask("state")
+    yield cluster
+    assert cluster.settles(lambda state: bool(state == before)) == before
+
+
+def nothing_taken(state: Any) -> bool:
+    return bool(not state["groups"] and not any(state["taken"].values()) and not state["cpus taken"])
+
+
+def test_plan_creates_nothing_and_up_builds_the_same(run_py: RunPy, untouched: RunningCluster) -> None:
+    """A plan on the cluster that RAY_ADDRESS names is the layout that a run on ray.address then builds and verifies."""
+    planned = run_py(*TWO_OF_TWO, "mode=plan", env={"RAY_ADDRESS": untouched.address})
+    assert planned.code == 0, planned.err
+    assert planned.last_line == "PLANNED: 4 bundles on 2 machines, nothing was created (simulated)"
+    assert nothing_taken(untouched.ask("state"))
+    built = run_py(*TWO_OF_TWO, f"ray.address={untouched.address}")
+    assert built.code == 0, built.err
+    assert built.last_line == "OK: 4 workers on 2 machines, 9 of 9 checks held (simulated)"
+    assert built.report["layout"] == planned.report["layout"]
+    assert built.report["ray"]["kind"] == planned.report["ray"]["kind"] == "attached"
+    assert built.report["ray"]["address"] == untouched.address
+    nodes = untouched.ask("state")["nodes"]
+    assert [worker["node_id"] for worker in built.report["workers"]] == [nodes[0]] * 2 + [nodes[1]] * 2
+
+
+def test_sweep_gives_back_between_jobs(run_py: RunPy, untouched: RunningCluster) -> None:
+    """Each job of a sweep finds all resources free again, also after one that failed; the worst exit code is the sweep's."""
+    words = ("cluster.num_nodes=3", "cluster.gpus_per_node=1", "cluster.timeout_s=1", "cluster=2x8_spread")
+    done = run_py("-m", "cluster.strategy=SPREAD,STRICT_SPREAD,PACK", *words, env={"RAY_ADDRESS": untouched.address})
+    assert done.code == 3
+    reports = [read_report(folder) for folder in done.folders]
+    assert [report["spec"]["cluster"]["strategy"] for report in reports] == ["SPREAD", "STRICT_SPREAD", "PACK"]
+    assert [report["ok"] for report in reports] == [True, False, True]
+    assert [len(report["workers"]) for report in reports] == [3, 0, 3]
+    assert [validate_report(report) for report in reports] == [[], [], []]
+    assert [line.partition(":")[0] for line in done.out.splitlines() if line.startswith(("OK", "FAILED: "))] == ["OK", "FAILED", "OK"]
+    assert len({Path(folder).parent for folder in done.folders}) == 1
+
+
+def test_sigterm_while_it_waits_for_resources(run_py: RunPy, cluster: RunningCluster) -> None:
+    """SIGTERM while another job holds the GPUs: exit 143, and nothing of ours is placed when they become free."""
+    cluster.ask("take")
+    try:
+        run = run_py.start(*TWO_OF_TWO, "cluster.timeout_s=120", env={"RAY_ADDRESS": cluster.address})
+        run.until_it_says("waiting for resources")
+        run.terminate()
+        done = run.done()
+    finally:
+        cluster.ask("free")
+    assert done.code == 143
+    assert done.last_line == "FAILED: interrupted by SIGTERM; everything was given back (simulated)"
+    assert "Traceback" not in done.err
+    state = cluster.settles(nothing_taken)
+    assert nothing_taken(state), state
