@@ -109,7 +109,7 @@ def measure(rounds: int) -> list[dict[str, object]]:
 def main() -> int:
     """Print the table (or JSON) and whether the limits hold; 0 when they do, else 4."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = measure(options.rounds)
