@@ -7,7 +7,6 @@ import datetime
 import logging
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -26,7 +25,6 @@ from rl_cluster.errors import (
     ResourceInsufficientError,
     RlClusterError,
 )
-from rl_cluster.grid import render_grid
 from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, Shortfall
@@ -35,6 +33,7 @@ from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report import build_report, write_report
 from rl_cluster.schema import ClusterSpec, NumaSpec, RunSpec, resolve_local
+from rl_cluster.screen import Screen
 from rl_cluster.svg import render_svg
 from rl_cluster.table import render_checks, render_table, render_verdict
 
@@ -58,68 +57,6 @@ class RunFiles:
     def picture(self) -> Path:
         """The layout as SVG."""
         return self.folder / "layout.svg"
-
-
-class Screen:
-    """Where a run shows things: results on standard output, what is going on on standard error."""
-
-    def __init__(self) -> None:
-        terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        self.color = terminal and os.environ.get("TERM") != "dumb"
-        self.width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        self.ascii_only = not _can_encode(sys.stdout.encoding)
-
-    def show(self, text: str) -> None:
-        """A part of the result. A reader that has gone (``run.py | head -3``) doesn't end the run."""
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            # what Python still holds for this stream is written at its end, so the stream itself must lead nowhere
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-    def part(self, name: str, text: str, *, simulated: bool) -> None:
-        """A part of the result below its name, so that what is copied out of the screen says that it is simulated."""
-        self.show(f"{name} (simulated):" if simulated else f"{name}:")
-        self.show(text)
-
-    def tell(self, text: str) -> None:
-        """What is going on; goes to the log as well."""
-        logger.info(text)
-        print(text, file=sys.stderr, flush=True)
-
-    def grid(self, picture: Picture) -> None:
-        """The drawing."""
-        self.show(render_grid(picture, width=self.width, color=self.color, ascii_only=self.ascii_only))
-
-    @contextlib.contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Any]:
-        """A progress bar on a terminal; elsewhere a line at the end. Yields a function that takes (done, total)."""
-        if not sys.stderr.isatty():
-            last = 0
-
-            def note(done: int, _: int) -> None:
-                nonlocal last
-                last = done
-
-            yield note
-            self.tell(f"{last} of {total} {what}")
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda done, _: bar.update(task, completed=done)
-
-
-def _can_encode(encoding: str | None) -> bool:
-    try:
-        "─│┌".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 @define

@@ -31,7 +31,7 @@ LAYERS: dict[str, set[str]] = {
         *("ports", "records", "worker_env"),
         *("python_build", "python_check", "python_env", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
     },
-    "views": {"checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "svg", "table"},
+    "views": {"checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "table"},
     "ray": {"ray_home", "session", "simulate"},
     "cluster": {"placement", "virtual_cluster"},
     "workers": {"actors", "bring_up", "worker_boot", "worker_group", "worker_setup"},
