@@ -1,4 +1,4 @@
-"""Make the workers' Python ready on every node in use, before any worker is created: one Ray task per node, and one clear error."""
+"""Make the workers' Python ready on every node in use, before any worker is created: one builder per node, and one clear error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 def build_on_nodes(plan: PythonPlan, node_ids: Sequence[str], *, progress: Callable[[str], None] | None = None) -> dict[str, str]:
     """Build (or find) the environment of ``plan`` on each node; a Python that is only a command line is looked up and asked there.
 
-    Each node does it in one task of its own, which takes no CPU. On a folder that several nodes share, one builds and the others wait.
+    Each node does it in one actor of its own, which takes no CPU and is gone afterwards. On a folder that several nodes share, one
+    builds and the others wait.
 
     Args:
         plan: From :func:`rl_cluster.python_env.resolve_python`.
@@ -50,17 +51,17 @@ def build_on_nodes(plan: PythonPlan, node_ids: Sequence[str], *, progress: Calla
 
     tell = progress or logger.info
     names = _node_names(ray)
-    build = ray.remote(num_cpus=0, max_retries=0)(build_here)
+    # Actors, not tasks: to end a build at once ray.kill is safe at any moment, while ray.cancel(force=True) of a task that ends just
+    # then aborts the whole driver (Ray 2.60, "Tried to complete task that was not pending" in task_manager.cc).
+    builder = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_NodeBuilder)
     started = time.monotonic()
+    builders: list[Any] = []
     node_of: dict[Any, str] = {}
     done: dict[str, str] = {}
     try:
         for node in nodes:
-            strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-            reference = build.options(scheduling_strategy=strategy, name="rl_cluster: build the workers' Python").remote(
-                plan, node=names.get(node, node[:12])
-            )
-            node_of[reference] = node
+            builders.append(builder.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False)).remote())
+            node_of[builders[-1].build.remote(plan, names.get(node, node[:12]))] = node
         waiting = list(node_of)
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=PROGRESS_EVERY_S)
@@ -79,16 +80,22 @@ def build_on_nodes(plan: PythonPlan, node_ids: Sequence[str], *, progress: Calla
                     got="no answer from the node",
                     fix="look whether the node is alive (ray status), or raise python.build_timeout_s",
                 )
-    except BaseException:
-        for reference in node_of:
-            with suppress(Exception):
-                ray.cancel(reference, force=True)
-        raise
+    finally:
+        for actor in builders:
+            with suppress(Exception):  # Ray itself may be gone
+                ray.kill(actor)
     return {node: done[node] for node in nodes}
 
 
+class _NodeBuilder:
+    """The actor of one node."""
+
+    def build(self, plan: PythonPlan, node: str) -> str:
+        return build_here(plan, node=node)
+
+
 def build_here(plan: PythonPlan, *, node: str) -> str:
-    """The work of one node: what runs in the task.
+    """The work of one node: what runs there.
 
     Returns:
         The path of the program that starts here.
