@@ -21,7 +21,8 @@ class Screen:
     def __init__(self) -> None:
         terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self.color = terminal and os.environ.get("TERM") != "dumb"
-        self.width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        # 0 is a terminal that does not say its width (before Python 3.11 it comes through)
+        self.width = (shutil.get_terminal_size().columns or 80) if sys.stdout.isatty() else None
         self.ascii_only = not _can_encode(sys.stdout.encoding)
 
     def show(self, text: str) -> None:
