@@ -82,11 +82,11 @@ def snapshot_inventory(*, holders: bool = False, can_grow: bool = False, simulat
     # No public call tells what is free per node, or which nodes are draining (ray.nodes() knows neither; the state API needs a dashboard).
     from ray._private import state as ray_state
 
-    free = ray_state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    free = ray_state.available_resources_per_node()
     draining = set(ray_state.state.get_draining_nodes())
     held = _snapshot_holders() if holders else {}
     nodes = []
-    for entry in ray.nodes():  # type: ignore[no-untyped-call]
+    for entry in ray.nodes():
         node_id = entry["NodeID"]
         alive = entry["Alive"]
         total = _plain(entry["Resources"])

@@ -180,7 +180,7 @@ def _rows(group: Sequence[NodeShortfall]) -> list[tuple[str, ...]]:
     name = entry.node.address if len(group) == 1 else f"{entry.node.address} to {group[-1].node.address} ({len(group)} nodes)"
     if entry.kind in _LEFT_OUT:
         return [(name, "-", "-", "-", "-", "", entry.reason)]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for resource, needed in entry.needed.items():
         free, total = entry.node.free.get(resource, 0.0), entry.node.total.get(resource, 0.0)
         holders = [
