@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from rl_cluster.config import load_numa as load_numa
     from rl_cluster.config import load_python as load_python
     from rl_cluster.config import load_ray as load_ray
+    from rl_cluster.recipe import build_recipe as build_recipe
+    from rl_cluster.recipe_file import load_recipe as load_recipe
+    from rl_cluster.recipe_run import run_recipe as run_recipe
+    from rl_cluster.recipe_spec import recipe_from_config as recipe_from_config
     from rl_cluster.session import open_ray as open_ray
     from rl_cluster.virtual_cluster import RayVirtualCluster as RayVirtualCluster
     from rl_cluster.worker_group import RayWorkerGroup as RayWorkerGroup
@@ -33,6 +37,7 @@ _HOMES = {
     "build_cluster": "builders",
     "build_clusters": "builders",
     "build_placement_groups": "builders",
+    "build_recipe": "recipe",
     "build_runtime_env": "builders",
     "build_worker_group": "builders",
     "from_config": "config",
@@ -40,7 +45,10 @@ _HOMES = {
     "load_numa": "config",
     "load_python": "config",
     "load_ray": "config",
+    "load_recipe": "recipe_file",
     "open_ray": "session",
+    "recipe_from_config": "recipe_spec",
+    "run_recipe": "recipe_run",
 }
 
 __all__ = sorted(_HOMES)

@@ -113,7 +113,10 @@ def _job(config: DictConfig, *, full_error: bool) -> int:
             raise
         _complain(error.problems)
         return EXIT_CONFIG
-    from rl_cluster.job import run
+    if spec.recipe is not None:
+        from rl_cluster.recipe_job import run
+    else:
+        from rl_cluster.job import run
 
     return run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
 
@@ -127,7 +130,7 @@ def _from_where_it_was_called(spec: RunSpec, folder: str) -> RunSpec:
         return None if path is None else os.path.join(folder, os.path.expanduser(path))
 
     python = attrs.evolve(spec.python, project_dir=absolute(spec.python.project_dir), venv_dir=absolute(spec.python.venv_dir))
-    return attrs.evolve(spec, inventory=absolute(spec.inventory), python=python)
+    return attrs.evolve(spec, inventory=absolute(spec.inventory), recipe=absolute(spec.recipe), python=python)
 
 
 def _complain(problems: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 from ray.util.placement_group import PlacementGroup
 
 from rl_cluster import worker_setup
@@ -18,6 +19,7 @@ from rl_cluster.errors import ConfigError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placement import Progress, place_all
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec
+from rl_cluster.session import RaySession
 from rl_cluster.virtual_cluster import RayVirtualCluster
 from rl_cluster.worker_group import PerWorker, RayWorkerBuilder, RayWorkerGroup
 
@@ -29,6 +31,7 @@ __all__ = [
     "build_placement_groups",
     "build_runtime_env",
     "build_worker_group",
+    "numa_on",
 ]
 
 
@@ -94,6 +97,14 @@ def build_binding(config: object) -> Binding | None:
     """
     spec = from_config(config, kind=NumaSpec)
     return Binding(spec) if spec.enabled else None
+
+
+def numa_on(spec: NumaSpec, ray_session: RaySession) -> NumaSpec:
+    """The spec for a Ray: a simulated one brings a GPU->CPU map of its own, unless the config names another source."""
+    made_up = ray_session.affinity_file
+    if made_up is None or spec.affinity_file is not None or spec.source not in ("auto", "affinity_file"):
+        return spec
+    return attrs.evolve(spec, affinity_file=made_up)
 
 
 def build_bindings(config: object, world_size: int) -> list[Binding | None]:

@@ -47,61 +47,63 @@ def from_config(cfg: object, *, kind: type[Any] = RunSpec, path: str = "") -> An
         ConfigError: with all ``problems`` found: ``path: rule, got value. Fix: ...``.
     """
     problems: list[str] = []
-    spec = _build(cfg, kind, path or _full_key(cfg), problems)
+    spec = build_spec(cfg, kind, path or full_key(cfg), problems)
     if problems:
         raise ConfigError(problems=problems)
     return spec
 
 
-def _is_lazy(value: object) -> bool:
+def is_lazy(value: object) -> bool:
     """Is it an omegaconf container? Who holds one has imported omegaconf, so nobody else pays for the import."""
     omegaconf = sys.modules.get("omegaconf")
     return omegaconf is not None and bool(omegaconf.OmegaConf.is_config(value))
 
 
-def _full_key(cfg: object) -> str:
+def full_key(cfg: object) -> str:
+    """Where a node of a DictConfig stands in the whole config, e.g. ``policy.cluster``; "" where that is not known."""
     # omegaconf has no public question for it; the pinned 2.3 line answers this one.
-    return str(cfg._get_full_key(None)) if _is_lazy(cfg) else ""  # type: ignore[attr-defined]
+    return str(cfg._get_full_key(None)) if is_lazy(cfg) else ""  # type: ignore[attr-defined]
 
 
-def _join(path: str, name: object) -> str:
+def join_path(path: str, name: object) -> str:
+    """``path.name``."""
     return f"{path}.{name}" if path else str(name)
 
 
-def _build(cfg: object, kind: type, path: str, problems: list[str]) -> object:
-    """The spec, or None after at least one problem was noted."""
+def build_spec(cfg: object, kind: type, path: str, problems: list[str]) -> object:
+    """The spec, or None after at least one problem was noted: what :func:`from_config` does, for callers that collect problems."""
     if isinstance(cfg, kind):
         return cfg
-    if not isinstance(_unresolved(cfg), Mapping):
+    if not isinstance(as_written(cfg), Mapping):
         problems.append(_not_a_node(cfg, kind, path))
         return None
     values: dict[str, object] = {}
     before = len(problems)
     types = rules.field_types(kind)
-    for key, value in _items(cast("Mapping[Any, Any]", cfg), path, problems):
+    for key, value in config_items(cast("Mapping[Any, Any]", cfg), path, problems):
         if key not in types:
             problems.append(_unknown_key(key, value, kind, path))
         elif isinstance(value, str) and value == "???":
-            problems.append(RuleBroken("must be given", value, fix=f"set {_join(path, key)}").line(_join(path, key)))
+            problems.append(RuleBroken("must be given", value, fix=f"set {join_path(path, key)}").line(join_path(path, key)))
         elif isinstance(types[key], type) and attrs.has(types[key]):
-            values[key] = _build(value, types[key], _join(path, key), problems)
+            values[key] = build_spec(value, types[key], join_path(path, key), problems)
         else:
             try:
                 values[key] = rules.check_field(kind, key, _resolved(value))
             except RuleBroken as broken:
-                problems.append(broken.line(_join(path, key)))
+                problems.append(broken.line(join_path(path, key)))
     if len(problems) > before:
         return None  # rules over several keys would only repeat what is said already
     try:
         return cast("object", kind(**values))
     except ConfigError as error:
-        problems.extend(_join(path, problem) for problem in error.problems)
+        problems.extend(join_path(path, problem) for problem in error.problems)
         return None
 
 
-def _items(cfg: Mapping[Any, Any], path: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+def config_items(cfg: Mapping[Any, Any], path: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
     """Keys with values; one that can't be resolved becomes a problem."""
-    if not _is_lazy(cfg):
+    if not is_lazy(cfg):
         for key, value in cfg.items():
             yield str(key), value
         return
@@ -115,15 +117,15 @@ def _items(cfg: Mapping[Any, Any], path: str, problems: list[str]) -> Iterator[t
         try:
             value = cast("DictConfig", cfg)[key]
         except OmegaConfBaseException as error:
-            broken = RuleBroken(f"must resolve ({_first_line(error)})", cast("dict[Any, Any]", _unresolved(cfg))[key])
-            problems.append(broken.line(_join(path, key)))
+            broken = RuleBroken(f"must resolve ({_first_line(error)})", cast("dict[Any, Any]", as_written(cfg))[key])
+            problems.append(broken.line(join_path(path, key)))
             continue
         yield str(key), value
 
 
 def _resolved(value: object) -> object:
     """A leaf without omegaconf's containers."""
-    if not _is_lazy(value):
+    if not is_lazy(value):
         return value
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -131,12 +133,12 @@ def _resolved(value: object) -> object:
     try:
         return OmegaConf.to_container(cast("DictConfig", value), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise RuleBroken(f"must resolve ({_first_line(error)})", _unresolved(value)) from None
+        raise RuleBroken(f"must resolve ({_first_line(error)})", as_written(value)) from None
 
 
-def _unresolved(value: object) -> object:
+def as_written(value: object) -> object:
     """A value as it was written, for a message."""
-    if not _is_lazy(value):
+    if not is_lazy(value):
         return value
     from omegaconf import OmegaConf
 
@@ -150,8 +152,8 @@ def _first_line(error: BaseException) -> str:
 def _unknown_key(key: str, value: object, kind: type, path: str) -> str:
     names = [attribute.name for attribute in attrs.fields(kind)]
     near = rules.near_word(key, names)
-    fix = f"write {_join(path, near)}" if near else f"leave it out; the keys here are {', '.join(names)}"
-    return RuleBroken(f"must be a key of {kind.__name__}", _unresolved(value), fix=fix).line(_join(path, key))
+    fix = f"write {join_path(path, near)}" if near else f"leave it out; the keys here are {', '.join(names)}"
+    return RuleBroken(f"must be a key of {kind.__name__}", as_written(value), fix=fix).line(join_path(path, key))
 
 
 def _group_of(kind: type) -> str | None:
@@ -159,7 +161,7 @@ def _group_of(kind: type) -> str | None:
 
 
 def _not_a_node(cfg: object, kind: type, path: str) -> str:
-    group, value, fix = _group_of(kind), _unresolved(cfg), ""
+    group, value, fix = _group_of(kind), as_written(cfg), ""
     if group and (value is None or isinstance(value, str)):
         names = option_names(group)
         near = value if value is None or value in names else rules.near_word(value, names)
@@ -233,7 +235,7 @@ def _load(kind: type[Spec], group: str, name: str, overrides: Sequence[str]) -> 
 
 
 def _spec_of(tree: object, kind: type[Spec], path: str, problems: list[str]) -> Spec:
-    spec = _build(tree, kind, path, problems) if tree is not None else None
+    spec = build_spec(tree, kind, path, problems) if tree is not None else None
     if problems:
         raise ConfigError(problems=problems)
     return cast("Spec", spec)
@@ -254,7 +256,7 @@ def describe_compose_error(error: BaseException, overrides: Sequence[str]) -> li
     foreign = options.has_folders_of_others(overrides)
     for words in options.without_sweeps(options.override_words(overrides)):
         tree, found = options.run_tree(words, foreign=foreign)
-        _build(tree, RunSpec, "", found)
+        build_spec(tree, RunSpec, "", found)
         problems.extend(problem for problem in found if problem not in problems)
     return problems or ["config: " + " ".join(str(error).split())]
 

@@ -32,7 +32,7 @@ from rl_cluster.picture import Picture, build_picture
 from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report import build_report, write_report
-from rl_cluster.schema import ClusterSpec, NumaSpec, RunSpec, resolve_local
+from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
 from rl_cluster.screen import Screen
 from rl_cluster.svg import render_svg
 from rl_cluster.table import render_checks, render_table, render_verdict
@@ -119,12 +119,12 @@ def run(
             logger.debug("the run ended with this error", exc_info=True)
         interrupts.ending()
         if error is not None:
-            _complain(error, full_error=full_error)
+            complain(error, full_error=full_error)
         try:
             _write(files, state, spec, error)
         except OSError as failure:
-            unwritten = _unwritten(files, failure)
-            _complain(unwritten, full_error=full_error)
+            unwritten = unwritable(files, failure)
+            complain(unwritten, full_error=full_error)
             if error is None:
                 error, code = unwritten, unwritten.exit_code
         screen.show(f"files: {files.folder}")
@@ -132,13 +132,15 @@ def run(
     return code
 
 
-def _complain(error: BaseException, *, full_error: bool) -> None:
+def complain(error: BaseException, *, full_error: bool) -> None:
+    """Say on standard error what ended a run."""
     if full_error:
         traceback.print_exception(type(error), error, error.__traceback__)
-    print(_error_text(error), file=sys.stderr, flush=True)
+    print(error_text(error), file=sys.stderr, flush=True)
 
 
-def _unwritten(files: RunFiles, failure: OSError) -> RlClusterError:
+def unwritable(files: RunFiles, failure: OSError) -> RlClusterError:
+    """The error for files of a run that can't be written."""
     reason = failure.strerror or str(failure)
     return RlClusterError(
         f"files: {failure.filename2 or failure.filename or files.folder} can't be written ({reason}). "
@@ -146,7 +148,8 @@ def _unwritten(files: RunFiles, failure: OSError) -> RlClusterError:
     )
 
 
-def _error_text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """What ended a run, in words for a person."""
     if isinstance(error, RlClusterError):
         return str(error)
     if isinstance(error, Interrupted):
@@ -155,7 +158,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _last_line(spec: RunSpec, state: RunState, error: BaseException | None) -> str:
-    text = None if error is None else _error_text(error).splitlines()[0]
+    text = None if error is None else error_text(error).splitlines()[0]
     if spec.mode == "plan" and error is None and state.layout is not None:
         used = len({bundle.node_id for bundle in state.layout.bundles})
         suffix = " (simulated)" if state.simulated else ""
@@ -177,7 +180,7 @@ def _write(files: RunFiles, state: RunState, spec: RunSpec, error: BaseException
         started=state.started,
         timings_s=state.timings,
         warnings=state.warnings,
-        error=None if error is None else error if isinstance(error, RlClusterError) else _error_text(error),
+        error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
     )
     write_report(files.report, report)
     if state.layout is not None:
@@ -269,7 +272,7 @@ def _up(
     spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, overrides: Sequence[str], modules_in: str | os.PathLike[str]
 ) -> int:
     from rl_cluster import session
-    from rl_cluster.builders import build_cluster, build_worker_group
+    from rl_cluster.builders import build_cluster, build_worker_group, numa_on
     from rl_cluster.python_env import disable_rays_uv_hook
     from rl_cluster.target_check import check_target
 
@@ -286,7 +289,7 @@ def _up(
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if to_simulate else "connecting to Ray ...")
         # ray.init tells the workers which folder is the current one then, and they look for modules there
-        with without_rays_handler(), _working_in(modules_in):
+        with without_rays_handler(), working_in(modules_in):
             ray_session = held.enter_context(session.open_ray(spec.ray, simulated=to_simulate))
         held.callback(interrupts.ending)
         state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
@@ -294,7 +297,7 @@ def _up(
         inventory = session.look_around()
         state.simulated = inventory.simulated
         cluster_spec = close_spec(spec.cluster, inventory)
-        numa = _numa_for(spec.numa, ray_session.affinity_file)
+        numa = numa_on(spec.numa, ray_session)
         state.spec = attrs.evolve(spec, cluster=cluster_spec, numa=numa)
         screen.tell(f"placing on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
         try:
@@ -335,26 +338,20 @@ def _up(
         screen.show("")
         screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
-            _hold(cluster, screen, interrupts)
+            hold_until_interrupted([cluster], screen, interrupts)
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
 
 
 @contextlib.contextmanager
-def _working_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+def working_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Make a folder the current one for the block."""
     before = os.getcwd()
     os.chdir(folder)
     try:
         yield
     finally:
         os.chdir(before)
-
-
-def _numa_for(numa: NumaSpec, made_up: str | None) -> NumaSpec:
-    """A simulated cluster brings a GPU->CPU map of its own, unless the config names another source."""
-    if made_up is None or numa.affinity_file is not None or numa.source not in ("auto", "affinity_file"):
-        return numa
-    return attrs.evolve(numa, affinity_file=made_up)
 
 
 def _check(group: Any, state: RunState) -> list[Check]:
@@ -369,13 +366,14 @@ def _check(group: Any, state: RunState) -> list[Check]:
     return check_workers(state.records, state.layout, state.spec, rendezvous=meeting, expected_python=expected or None)
 
 
-def _hold(cluster: Any, screen: Screen, interrupts: Interrupts) -> None:
+def hold_until_interrupted(clusters: Sequence[Any], screen: Screen, interrupts: Interrupts) -> None:
     """Keep everything until Ctrl-C, which is the right end here, or until a node is lost, which is not."""
     screen.tell("holding the layout; Ctrl-C ends it")
     try:
         while True:
             time.sleep(HOLD_CHECK_EVERY_S)
-            cluster.check_nodes_alive()
+            for cluster in clusters:
+                cluster.check_nodes_alive()
     except KeyboardInterrupt as stop:
         interrupted = interrupts.named(stop)
         screen.tell(f"{interrupted.shown}: giving the layout back ...")

@@ -39,10 +39,10 @@ def group_tree(group: str, name: str, overrides: Sequence[str]) -> tuple[DictCon
         return None, problems
     tree = OmegaConf.create({group: option})
     keys = {*rules.field_types(GROUPS[group])}
-    for word, override in _parse(overrides, problems):
+    for word, override in parse_words(overrides, problems):
         key = str(override.key_or_group)
         first = key.split(".")[0]
-        _apply(tree, key if first == group and first not in keys else f"{group}.{key}", override, word, problems)
+        apply_word(tree, key if first == group and first not in keys else f"{group}.{key}", override, word, problems)
     return cast("DictConfig", tree.get(group)), problems
 
 
@@ -58,7 +58,7 @@ def run_tree(overrides: Sequence[str], *, foreign: bool = False) -> tuple[DictCo
     problems: list[str] = []
     choices, body = _primary()
     values: list[tuple[str, Override]] = []
-    for word, override in _parse(overrides, problems):
+    for word, override in parse_words(overrides, problems):
         key = str(override.key_or_group)
         if override.is_hydra_override():
             continue
@@ -70,7 +70,7 @@ def run_tree(overrides: Sequence[str], *, foreign: bool = False) -> tuple[DictCo
     parts: dict[str, Any] = {group: _read_option(group, name, missing) or {} for group, name in choices.items()}
     tree = cast("DictConfig", OmegaConf.merge(OmegaConf.create(parts), body))
     for word, override in values:
-        _apply(tree, str(override.key_or_group), override, word, problems)
+        apply_word(tree, str(override.key_or_group), override, word, problems)
     return tree, problems
 
 
@@ -93,7 +93,7 @@ def without_sweeps(overrides: Sequence[str]) -> Iterator[list[str]]:
 
     A sweep whose values are not written out (``glob(*)``) is left out.
     """
-    parsed = dict(_parse(overrides, []))
+    parsed = dict(parse_words(overrides, []))
     alternatives = [_alternatives(word, parsed.get(word)) for word in overrides]
     first = [words[:1] for words in alternatives]
     yield list(chain.from_iterable(first))
@@ -136,7 +136,8 @@ def _read_option(group: str, name: str, problems: list[str]) -> DictConfig | Non
     return OmegaConf.masked_copy(option, [str(key) for key in option if key != "defaults"])
 
 
-def _parse(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Override]]:
+def parse_words(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Override]]:
+    """The words with what Hydra's grammar reads in each; a word that it can't read becomes a problem."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from hydra.version import VersionBase
@@ -157,7 +158,8 @@ def _parse(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Ove
     return parsed
 
 
-def _apply(tree: DictConfig, key: str, override: Override, word: str, problems: list[str]) -> None:
+def apply_word(tree: DictConfig, key: str, override: Override, word: str, problems: list[str]) -> None:
+    """Set, add or delete the key that a word names; what can't be done becomes a problem."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

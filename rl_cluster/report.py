@@ -48,6 +48,8 @@ def build_report(
     mode: str,
     spec: RunSpec | Mapping[str, Any] | None = None,
     layout: Layout | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+    recipe: Any = None,
     groups: Mapping[str, Sequence[WorkerRecord]] | None = None,
     results: Mapping[str, Mapping[int, Any]] | None = None,
     checks: Sequence[Check] = (),
@@ -65,6 +67,8 @@ def build_report(
         mode: ``up`` or ``plan``.
         spec: The resolved config. Values whose key looks like a secret's are masked.
         layout: The planned layout.
+        layouts: Of a recipe: the planned layouts by the role that owns each.
+        recipe: Of a recipe: its resolved spec. Masked as ``spec`` is.
         groups: The workers by the name of their group.
         results: What ``worker.method`` returned: by group, then by rank. What JSON can't hold becomes ``{"_repr": ...}``, what is
             larger than 64 KiB becomes ``{"_truncated": ...}``.
@@ -93,6 +97,8 @@ def build_report(
         "ray": {"address": None, "version": None, "kind": None, **json_safe(ray or {})},
         "spec": _masked(json_safe(spec)),
         "layout": _layout(layout),
+        "recipe": _masked(json_safe(recipe)),
+        "layouts": {name: _layout(each) for name, each in (layouts or {}).items()},
         "workers": _workers(groups or {}, results or {}),
         "checks": [{"name": check.name, "ok": check.ok, "detail": check.detail} for check in checks],
         "timings_s": {name: round(float(seconds), 6) for name, seconds in (timings_s or {}).items()},

@@ -319,6 +319,22 @@ class EnvSpec(_Spec):
 
 
 @define(kw_only=True, on_setattr=setters.frozen)
+class OnSpec(_Spec):
+    """Which bundles of another role's cluster a role of a recipe sits on."""
+
+    cluster: str = field(default="", metadata=keeps(Matches(r"(?s).*\S.*", "the name of a role that has a cluster")))
+    nodes: list[int] | None = field(default=None, metadata=keeps(EachItem(AtLeast(0))))  # logical nodes; default: all
+    gpus: list[int] | None = field(default=None, metadata=keeps(EachItem(AtLeast(0))))  # bundles within each of them; default: all
+
+    def _across(self) -> Iterator[tuple[str, RuleBroken]]:
+        for name, indices in (("nodes", self.nodes), ("gpus", self.gpus)):
+            if indices is not None and not indices:
+                yield name, RuleBroken("must name one at least", indices, fix=f"leave {name} out: all are meant")
+            elif indices is not None and len(set(indices)) < len(indices):
+                yield name, RuleBroken("must name each one once", indices)
+
+
+@define(kw_only=True, on_setattr=setters.frozen)
 class RunSpec(_Spec):
     """Everything that run.py takes."""
 
@@ -326,6 +342,12 @@ class RunSpec(_Spec):
     hold: bool = False  # keep the layout until Ctrl-C
     inventory: str | None = field(  # with mode=plan: a file that describes the cluster, instead of a Ray cluster
         default=None, metadata=keeps(_NOT_EMPTY)
+    )
+    recipe: str | None = field(  # a recipe file with several roles, run instead of cluster, numa, python, worker and env
+        default=None, metadata=keeps(_NOT_EMPTY)
+    )
+    recipe_overrides: list[str] = field(  # words for the recipe, e.g. ["policy.cluster.num_nodes=4"]
+        factory=list, metadata=keeps(EachItem(_NOT_EMPTY))
     )
     cluster: ClusterSpec = field(factory=ClusterSpec)
     numa: NumaSpec = field(factory=NumaSpec)
@@ -337,3 +359,5 @@ class RunSpec(_Spec):
     def _across(self) -> Iterator[tuple[str, RuleBroken]]:
         if self.inventory is not None and self.mode != "plan":
             yield "inventory", RuleBroken("must be left out with mode up", self.inventory, fix="write mode=plan")
+        if self.recipe_overrides and self.recipe is None:
+            yield "recipe_overrides", RuleBroken("must be left out without a recipe", self.recipe_overrides, fix="write recipe=FILE")

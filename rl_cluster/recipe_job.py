@@ -1,0 +1,239 @@
+"""One run of run.py with ``recipe=FILE``: all roles planned or brought up, checked, drawn, reported, given back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import Factory, define
+
+from rl_cluster.checks import Check, Rendezvous, check_workers
+from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, RlClusterError
+from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
+from rl_cluster.job import RunFiles, complain, error_text, hold_until_interrupted, unwritable, working_in
+from rl_cluster.recipe import Recipe, build_recipe, check_recipe, inventory_to_plan_on, open_recipe_ray
+from rl_cluster.recipe_file import load_recipe
+from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, plan_recipe, shortfall_error
+from rl_cluster.recipe_run import planned_line
+from rl_cluster.recipe_spec import RecipeSpec
+from rl_cluster.records import WorkerRecord
+from rl_cluster.report import build_report, write_report
+from rl_cluster.rules import RuleBroken
+from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
+from rl_cluster.screen import Screen
+from rl_cluster.svg import render_svg
+from rl_cluster.table import render_checks, render_table, render_verdict
+
+logger = logging.getLogger(__name__)
+
+NOT_WITH_RECIPE = ("cluster", "numa", "python", "worker", "env")
+
+
+@define
+class _State:
+    began: float = Factory(time.monotonic)
+    timings: dict[str, float] = Factory(dict)
+    ray: dict[str, Any] = Factory(dict)
+    simulated: bool = False
+    recipe: RecipeSpec | None = None
+    plan: RecipePlan | None = None
+    records: dict[str, Sequence[WorkerRecord]] = Factory(dict)  # by role
+    results: dict[str, dict[int, Any]] = Factory(dict)
+    checks: list[Check] = Factory(list)
+
+    def mark(self, name: str) -> None:
+        self.timings[name] = time.monotonic() - self.began
+
+
+def run(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    full_error: bool = False,
+    modules_in: str | os.PathLike[str] | None = None,
+) -> int:
+    """Do what the spec's recipe says and write the files of the run; arguments and exit codes are those of :func:`rl_cluster.job.run`."""
+    files, screen, state = RunFiles(folder), Screen(), _State(simulated=spec.ray.kind == "simulated")
+    error: BaseException | None = None
+    with orderly_interrupts() as interrupts:
+        try:
+            state.recipe = recipe = _recipe(spec, overrides)
+            if spec.mode == "plan":
+                code = _plan(recipe, spec, state, screen)
+            else:
+                code = _up(recipe, spec, state, screen, interrupts, modules_in or os.curdir)
+        except RlClusterError as problem:
+            error, code = problem, problem.exit_code
+            logger.debug("the run ended with this error", exc_info=True)
+        except KeyboardInterrupt as stop:
+            interrupted = interrupts.named(stop)
+            error, code = interrupted, interrupted.exit_code
+        except Exception as problem:
+            error, code = problem, EXIT_CHECK_FAILED
+            logger.debug("the run ended with this error", exc_info=True)
+        interrupts.ending()
+        if error is not None:
+            complain(error, full_error=full_error)
+        try:
+            _write(files, state, spec, error)
+        except OSError as failure:
+            unwritten = unwritable(files, failure)
+            complain(unwritten, full_error=full_error)
+            if error is None:
+                error, code = unwritten, unwritten.exit_code
+        screen.show(f"files: {files.folder}")
+        screen.show(_last_line(spec, state, error))
+    return code
+
+
+def _recipe(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
+    """The recipe of the file; run.py's own choice of a Ray counts, the recipe's does not.
+
+    Raises:
+        ConfigError: The command line changes a key that the recipe says itself.
+    """
+    problems = []
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0].partition("@")[0].partition(".")[0].partition("/")[0]
+        if key in NOT_WITH_RECIPE:
+            fix = f"change the recipe's own key: 'recipe_overrides=[\"ROLE.{key}...\"]'"
+            problems.append(RuleBroken("must be left out with a recipe, whose roles say it", word, fix=fix).line(key))
+    if problems:
+        raise ConfigError(problems=problems)
+    assert spec.recipe is not None
+    recipe = load_recipe(spec.recipe, overrides=spec.recipe_overrides)
+    check_recipe(recipe)
+    if spec.mode == "up" and all(role.worker is None for role in recipe.roles.values()):
+        fix = "add worker: {} to a role for the built-in check, or run the recipe's own program"
+        raise ConfigError(RuleBroken("must have a role with a worker for mode up", sorted(recipe.roles), fix=fix).line("recipe"))
+    return attrs.evolve(recipe, ray=spec.ray)
+
+
+def _plan(recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen) -> int:
+    inventory = inventory_to_plan_on(recipe, spec.inventory)
+    state.simulated = inventory.simulated
+    screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
+    answer = plan_recipe(recipe, inventory)
+    state.mark("planned")
+    if not isinstance(answer, RecipePlan):
+        raise shortfall_error(answer)
+    state.plan = answer
+    screen.grid(build_recipe_picture(answer))
+    return EXIT_OK
+
+
+def _up(
+    recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen, interrupts: Interrupts, modules_in: str | os.PathLike[str]
+) -> int:
+    with contextlib.ExitStack() as held:
+        held.callback(interrupts.ending)
+        screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
+        with without_rays_handler(), working_in(modules_in):
+            ray_session = held.enter_context(open_recipe_ray(recipe))
+        held.callback(interrupts.ending)
+        state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
+        state.mark("ray")
+        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
+        held.callback(interrupts.ending)
+        state.plan = built.plan
+        state.simulated = any(layout.simulated for layout in built.plan.layouts.values())
+        state.records = {name: group.records for name, group in built.groups.items()}
+        state.mark("workers")
+        for name, group in built.groups.items():
+            worker = recipe.roles[name].worker
+            assert worker is not None
+            method = worker.method or (None if worker.target else "meet")
+            if method is not None:
+                state.results[name] = dict(enumerate(group.run_all(method)))
+        for name in built.groups:
+            _check(name, built, state)
+        state.mark("checked")
+        screen.grid(built.picture(state.records))
+        screen.show("")
+        for name, records in state.records.items():
+            screen.part(f"workers of {name}", render_table(records, width=screen.width, color=screen.color), simulated=state.simulated)
+            screen.show("")
+        screen.part("checks", render_checks(state.checks), simulated=state.simulated)
+        if spec.hold:
+            hold_until_interrupted(list(dict.fromkeys(built.clusters.values())), screen, interrupts)
+    state.mark("given_back")
+    return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
+
+
+def _check(name: str, built: Recipe, state: _State) -> None:
+    """The checks of one role, each named after it."""
+    group, seats = built.groups[name], built.plan.roles[name]
+    seen = group.run_all("_rl_cluster_rendezvous")
+    meeting = [Rendezvous(rank=rank, env=variables, holds_port=port) for rank, (variables, port) in enumerate(seen)]
+    # the bindings as the kernel holds them now, after the user's class has started
+    again = group.verify_bindings()
+    records = tuple(attrs.evolve(record, binding=report) for record, report in zip(group.records, again, strict=True))
+    state.records[name] = records
+    owner = seats.role.owner
+    others = [
+        record
+        for other, role in built.plan.roles.items()
+        if other != name and role.role.owner == owner
+        for record in state.records.get(other, ())
+    ]
+    asked = RunSpec(
+        cluster=seats.layout.spec,
+        numa=built.numa(name) or NumaSpec(enabled=False),
+        python=seats.role.python or PythonSpec(),
+        env=seats.role.env or EnvSpec(),
+    )
+    expected = {node: here.python for node, here in group.pythons.items() if here.python}
+    checks = check_workers(
+        records,
+        seats.layout,
+        asked,
+        rendezvous=meeting,
+        expected_python=expected or None,
+        world_size=len(seats.bundles),
+        ordered=seats.is_whole,
+        others=others,
+    )
+    state.checks += [attrs.evolve(check, name=f"{name}: {check.name}") for check in checks]
+
+
+def _write(files: RunFiles, state: _State, spec: RunSpec, error: BaseException | None) -> None:
+    state.mark("total")
+    layouts = state.plan.layouts if state.plan else {}
+    report = build_report(
+        mode=spec.mode,
+        spec=spec,
+        layouts=layouts,
+        recipe=state.recipe,
+        groups=state.records,
+        results=state.results,
+        checks=state.checks,
+        ray=state.ray,
+        simulated=state.simulated,
+        timings_s=state.timings,
+        warnings=[f"{name}: {text}" for name, layout in layouts.items() for text in layout.warnings],
+        error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
+    )
+    write_report(files.report, report)
+    if state.plan is not None:
+        files.picture.write_text(render_svg(build_recipe_picture(state.plan, state.records)), encoding="utf-8")
+
+
+def _last_line(spec: RunSpec, state: _State, error: BaseException | None) -> str:
+    if spec.mode == "plan" and error is None and state.plan is not None:
+        return planned_line(state.plan)
+    text = None if error is None else error_text(error).splitlines()[0]
+    workers = [record for records in state.records.values() for record in records]
+    return render_verdict(state.checks, workers=workers, simulated=state.simulated, error=text)
+
+
+def _ray_version() -> str:
+    import ray
+
+    return str(ray.__version__)

@@ -1,0 +1,269 @@
+"""recipe + inventory -> every role's bundles with their machines, or a shortfall. Pure: no Ray call, no file."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import attrs
+from attrs import frozen
+
+from rl_cluster.errors import ConfigError, ResourceInsufficientError
+from rl_cluster.grid import render_grid
+from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.inventory_file import simulated_inventory
+from rl_cluster.layout import Layout, PlacedBundle, Shortfall
+from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture, count_of
+from rl_cluster.plan import close_spec, plan_layouts
+from rl_cluster.ranks import layout_positions, order_workers, rank_workers
+from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, bundles_on, out_of_range
+from rl_cluster.records import WorkerRecord
+from rl_cluster.schema import ClusterSpec, RaySpec, resolve_local
+from rl_cluster.topology import TOPO_RANK_LABEL
+
+__all__ = [
+    "RecipePlan",
+    "RolePlan",
+    "build_recipe_picture",
+    "check_overlaps",
+    "plan_recipe",
+    "seat_roles",
+    "shortfall_error",
+    "simulated_recipe_inventory",
+]
+
+NODES_DRAWN = 2  # of an overlap
+
+
+@frozen
+class RolePlan:
+    """The bundles of one role."""
+
+    role: RoleSpec
+    layout: Layout  # of the cluster that it sits on
+    bundles: tuple[PlacedBundle, ...]  # in the planned order of ranks
+    records: tuple[WorkerRecord, ...]  # what the plan knows of the workers: ranks and machines; no GPU ids, pid 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it sits on all bundles of the cluster."""
+        return len(self.bundles) == len(self.layout.bundles)
+
+    @property
+    def bundle_indices_list(self) -> list[tuple[int, list[int]]]:
+        """What worker groups take (ours and NeMo-RL's): one pair per worker, in the order of ranks.
+
+        Returns:
+            (index of ``cluster.get_placement_groups()``, [index of the bundle in that group]).
+        """
+        counts = self.layout.spec.bundle_counts
+        if self.layout.spec.unified:
+            return [(0, [sum(counts[: bundle.node_idx]) + bundle.bundle_idx]) for bundle in self.bundles]
+        group = {node: index for index, node in enumerate(node for node, count in enumerate(counts) if count)}
+        return [(group[bundle.node_idx], [bundle.bundle_idx]) for bundle in self.bundles]
+
+
+@frozen
+class RecipePlan:
+    """Every cluster's layout and every role's bundles."""
+
+    recipe: RecipeSpec
+    layouts: Mapping[str, Layout]  # by the role that owns the cluster
+    roles: Mapping[str, RolePlan]  # without pools
+
+
+def plan_recipe(recipe: RecipeSpec, inventory: Inventory) -> RecipePlan | Shortfall:
+    """Places the clusters of all roles together, and seats every role.
+
+    Args:
+        recipe: What is wanted.
+        inventory: What is there; only ``free`` resources are taken.
+
+    Returns:
+        The plan, or the shortfall of the first cluster that does not fit (``shortfall.spec.name`` says which).
+
+    Raises:
+        ConfigError: Roles overlap more than was declared (the message draws them), or a cluster's spec can't be read against these nodes.
+    """
+    clusters = {name: close_spec(spec, inventory) for name, spec in recipe.clusters.items()}
+    _choose(recipe, {name: spec.bundle_counts for name, spec in clusters.items()})
+    answer = plan_layouts(list(clusters.values()), inventory)
+    if isinstance(answer, Shortfall):
+        return answer
+    return seat_roles(recipe, dict(zip(clusters, answer, strict=True)))
+
+
+def seat_roles(recipe: RecipeSpec, layouts: Mapping[str, Layout]) -> RecipePlan:
+    """Seats every role on layouts that are planned or placed already. Errors are those of :func:`plan_recipe`."""
+    chosen = _choose(recipe, {name: layout.spec.bundle_counts for name, layout in layouts.items()})
+    roles = {}
+    for name, pairs in chosen.items():
+        role = recipe.roles[name]
+        layout = layouts[role.owner]
+        wanted = set(pairs)
+        here = [
+            (bundle, position)
+            for bundle, position in zip(layout.bundles, layout_positions(layout), strict=True)
+            if (bundle.node_idx, bundle.bundle_idx) in wanted
+        ]
+        order = order_workers([position for _, position in here])
+        ranks = rank_workers([here[index][1] for index in order], keep_order=True)
+        bundles = tuple(here[index][0] for index in order)
+        records = tuple(
+            WorkerRecord(
+                rank=rank.rank,
+                local_rank=rank.local_rank,
+                local_world_size=rank.local_world_size,
+                node_rank=rank.node_rank,
+                node_idx=bundle.node_idx,
+                bundle_idx=bundle.bundle_idx,
+                node_id=bundle.node_id,
+                address=here[index][1].address,
+                hostname="",
+                gpu_ids=(),
+                pid=0,
+                python="",
+                name=f"{name}-{bundle.node_idx}-{bundle.bundle_idx}",
+            )
+            for index, bundle, rank in zip(order, bundles, ranks, strict=True)
+        )
+        roles[name] = RolePlan(role=role, layout=layout, bundles=bundles, records=records)
+    return RecipePlan(recipe=recipe, layouts=dict(layouts), roles=roles)
+
+
+def check_overlaps(recipe: RecipeSpec) -> None:
+    """What can be said of the roles' bundles before any machine is known.
+
+    Raises:
+        ConfigError: Roles overlap more than ``max_colocated_worker_groups`` of their cluster allows; the message draws them.
+    """
+    _choose(recipe, {name: spec.bundle_counts for name, spec in recipe.clusters.items() if not spec.bundles_open})
+
+
+def shortfall_error(shortfall: Shortfall) -> ResourceInsufficientError:
+    """The error to raise for a recipe's shortfall: says whose cluster it is."""
+    error = shortfall.to_error()
+    return ResourceInsufficientError(f"{shortfall.spec.name}: {error.message}", **error.facts)
+
+
+def build_recipe_picture(
+    plan: RecipePlan, groups: Mapping[str, Sequence[WorkerRecord]] | None = None, *, title: str | None = None
+) -> Picture:
+    """Builds one drawing of all roles on all machines, colocated ones one above the other.
+
+    Args:
+        plan: Where everything is to be.
+        groups: The running workers by role; of roles that are not among them the planned workers are drawn.
+        title: The heading; default: the size of all in words.
+    """
+    by_cluster: dict[str, dict[str, Sequence[WorkerRecord]]] = {name: {} for name in plan.layouts}
+    for name, role in plan.roles.items():
+        by_cluster[role.role.owner][name] = (groups or {}).get(name, role.records)
+    return build_role_picture(plan.layouts, by_cluster, title=title or _title(plan))
+
+
+def _title(plan: RecipePlan) -> str:
+    bundles = sum(layout.spec.world_size for layout in plan.layouts.values())
+    machines = len({bundle.node_id for layout in plan.layouts.values() for bundle in layout.bundles})
+    noun = next((layout.spec.accelerator for layout in plan.layouts.values() if layout.spec.use_gpus), "CPU bundle")
+    return f"{', '.join(plan.roles)}: {count_of(bundles, noun)} on {count_of(machines, 'machine')}"
+
+
+# --- who sits where ---
+
+
+def _choose(recipe: RecipeSpec, counts: Mapping[str, Sequence[int]]) -> dict[str, list[tuple[int, int]]]:
+    """The (logical node, bundle) pairs of every role on the clusters whose sizes are known."""
+    chosen: dict[str, list[tuple[int, int]]] = {}
+    problems: list[str] = []
+    for owner, sizes in counts.items():
+        users: dict[tuple[int, int], list[str]] = {}
+        for role in recipe.members(owner):
+            if role.on is not None:
+                problems += [broken.line(f"{role.path}.on.{key}") for key, broken in out_of_range(role.on, sizes)]
+            chosen[role.name] = list(bundles_on(role.on, sizes))
+            for pair in chosen[role.name]:
+                users.setdefault(pair, []).append(role.name)
+        most = max(map(len, users.values()), default=0)
+        cluster = recipe.clusters[owner]
+        if most > cluster.max_colocated_worker_groups:
+            problems.append(_overlap(recipe.roles[owner], cluster, sizes, users, most))
+    if problems:
+        raise ConfigError(problems=problems)
+    return {name: chosen[name] for name in recipe.roles if name in chosen}
+
+
+def _overlap(owner: RoleSpec, cluster: ClusterSpec, sizes: Sequence[int], users: Mapping[tuple[int, int], Sequence[str]], most: int) -> str:
+    allowed = cluster.max_colocated_worker_groups
+    crowded = [pair for pair, names in sorted(users.items()) if len(names) > allowed]
+    node, bundle = next(pair for pair in crowded if len(users[pair]) == most)
+    line = (
+        f"{owner.path}.cluster.max_colocated_worker_groups: must be at least {most} for the roles that share bundle {bundle} of logical "
+        f"node {node} ({', '.join(users[node, bundle])}), got {allowed}. "
+        f"Fix: raise it to {most}, or give a role other bundles by on.nodes and on.gpus"
+    )
+    nodes = [node, *(other for other in dict.fromkeys(pair[0] for pair in crowded) if other != node)]
+    return f"{line}\n{render_grid(_excerpt(owner, sizes, users, nodes), width=120)}"
+
+
+def _excerpt(owner: RoleSpec, sizes: Sequence[int], users: Mapping[tuple[int, int], Sequence[str]], nodes: Sequence[int]) -> Picture:
+    """The crowded logical nodes with every role on them, as the grid draws it."""
+    here = {pair: names for pair, names in users.items() if pair[0] in nodes}
+    ranks: Counter[str] = Counter()
+    cells: dict[int, list[GridCell]] = {node: [] for node in nodes[:NODES_DRAWN]}
+    for node, count in enumerate(sizes):
+        for bundle in range(count):  # all of them, for the ranks
+            workers = tuple(CellWorker(name, ranks[name]) for name in users.get((node, bundle), ()))
+            ranks.update(worker.group for worker in workers)
+            if node in cells:
+                cells[node].append(GridCell(bundle, workers=workers))
+    names = list(dict.fromkeys(name for names in here.values() for name in names))
+    left_out = len(nodes) - len(cells)
+    notes = (f"{count_of(left_out, 'logical node')} more likewise",) if left_out else ()
+    return Picture(
+        title=f"the cluster of {owner.name}, where roles overlap",
+        nodes=tuple(GridNode(node, f"{owner.name} {node}", "", tuple(row)) for node, row in cells.items()),
+        groups=tuple(GridGroup(name, ranks[name]) for name in names),
+        notes=notes,
+    )
+
+
+# --- a simulated Ray for all of it ---
+
+
+def simulated_recipe_inventory(recipe: RecipeSpec, ray_spec: RaySpec, *, cpus: int = 1) -> Inventory:
+    """The nodes that a simulated Ray starts for a recipe: for every cluster those that it needs, one after the other.
+
+    ``ray.simulated_nodes`` says their number in all; each is then as large as the largest one needed. The other two sizes
+    of the simulation mean every node.
+
+    Args:
+        recipe: All roles.
+        ray_spec: The simulated sizes.
+        cpus: This machine's CPUs, for a cluster whose number of bundles is open.
+
+    Returns:
+        Nodes with nothing held, the first of them the head.
+    """
+    sizes = attrs.evolve(ray_spec, simulated_nodes=None)
+    wanted = [simulated_inventory(resolve_local(spec, cpus), sizes).nodes for spec in recipe.clusters.values()]
+    nodes = [node for some in wanted for node in some if any(node.total.values())]
+    if ray_spec.simulated_nodes is not None:
+        names = dict.fromkeys(name for node in nodes for name in node.total)
+        total = {name: math.ceil(max(node.total.get(name, 0.0) for node in nodes)) * 1.0 for name in names}
+        labels = {key: value for node in nodes for key, value in node.labels.items()}
+        nodes = [PhysicalNode("", "", total, total, hostname="simulated", labels=labels)] * ray_spec.simulated_nodes
+    headless = any(spec.use_head == "never" for spec in recipe.clusters.values())
+    if headless:
+        nodes.insert(0, PhysicalNode("", "", {"CPU": 0.0}, {"CPU": 0.0}, hostname="simulated"))
+    return Inventory(
+        tuple(_numbered(node, index) for index, node in enumerate(nodes)), source="a simulated cluster, made up to fit", simulated=True
+    )
+
+
+def _numbered(node: PhysicalNode, index: int) -> PhysicalNode:
+    high, low = divmod(index, 250)
+    # Ray gives the first node this machine's own address, so the order is said by a label.
+    labels = {**node.labels, TOPO_RANK_LABEL: str(index)}
+    return attrs.evolve(node, node_id=f"simulated-{index}", address=f"127.0.{high}.{low + 1}", labels=labels, is_head=index == 0)

@@ -1,0 +1,96 @@
+"""A recipe of one's own as a program: one call around the training function, with plans, signals, errors and exit codes in order."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
+from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
+from rl_cluster.recipe import Recipe, build_recipe, check_recipe, open_recipe_ray, plan_on
+from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture
+from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
+from rl_cluster.rules import OneOf, RuleBroken
+from rl_cluster.schema import MODES
+from rl_cluster.screen import Screen
+
+__all__ = ["planned_line", "run_recipe"]
+
+
+def run_recipe(config: object, train: Callable[[Recipe], object], *, mode: str | None = None, inventory: str | None = None) -> int:
+    """Build what a recipe declares, run a training function on it, give everything back. For the body of a ``@hydra.main`` function.
+
+    With mode ``plan`` the layout is drawn and nothing is created. A problem of the config or of the resources is told in its own lines on
+    standard error; what ``train`` itself raises goes on to the caller, after everything was given back.
+
+    Args:
+        config: The whole config of the recipe.
+        train: Gets the running :class:`Recipe`. It may return an exit code, or False for 4; all else is 0.
+        mode: ``up`` or ``plan``; default: the config's key ``mode``, else ``up``.
+        inventory: With mode ``plan``: a file that describes the machines; default: the config's key ``inventory``.
+
+    Returns:
+        The exit code: 0 done, 1 bad config, 3 not enough resources, 4 a worker or a check failed, 130 Ctrl-C, 143 SIGTERM.
+    """
+    screen = Screen()
+    with orderly_interrupts() as interrupts:
+        try:
+            mode, inventory = _mode(config, mode, inventory)
+            recipe = recipe_from_config(config)
+            check_recipe(recipe)
+            if mode == "plan":
+                plan = plan_on(recipe, inventory=inventory)
+                screen.grid(build_recipe_picture(plan))
+                screen.show(planned_line(plan))
+                return EXIT_OK
+            return _up(recipe, train, screen, interrupts)
+        except RlClusterError as error:
+            interrupts.ending()
+            print(error, file=sys.stderr, flush=True)
+            return error.exit_code
+        except KeyboardInterrupt as stop:
+            interrupts.ending()
+            interrupted = interrupts.named(stop)
+            print(f"interrupted by {interrupted.shown}; everything was given back", file=sys.stderr, flush=True)
+            return interrupted.exit_code
+
+
+def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], screen: Screen, interrupts: Interrupts) -> int:
+    with contextlib.ExitStack() as held:
+        held.callback(interrupts.ending)
+        with without_rays_handler():
+            ray_session = held.enter_context(open_recipe_ray(recipe))
+        held.callback(interrupts.ending)
+        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
+        held.callback(interrupts.ending)  # called before the giving back begins
+        answer = train(built)
+    if isinstance(answer, bool) or not isinstance(answer, int):
+        return RlClusterError.exit_code if answer is False else EXIT_OK
+    return answer
+
+
+def planned_line(plan: RecipePlan) -> str:
+    """The last line of mode ``plan``."""
+    bundles = sum(len(layout.bundles) for layout in plan.layouts.values())
+    used = len({bundle.node_id for layout in plan.layouts.values() for bundle in layout.bundles})
+    suffix = " (simulated)" if any(layout.simulated for layout in plan.layouts.values()) else ""
+    return (
+        f"PLANNED: {len(plan.roles)} role{'s' * (len(plan.roles) != 1)} on {bundles} bundles of {used} machine{'s' * (used != 1)}, "
+        f"nothing was created{suffix}"
+    )
+
+
+def _mode(config: object, mode: str | None, inventory: str | None) -> tuple[str, str | None]:
+    """What was asked by argument, else by the config's own keys."""
+    keys: Mapping[Any, Any] = config if isinstance(config, Mapping) else {}
+    mode = str(keys.get("mode") or "up") if mode is None else mode
+    inventory = keys.get("inventory") if inventory is None else inventory
+    try:
+        OneOf(MODES)(mode)
+        if inventory is not None and mode != "plan":
+            raise RuleBroken("must be left out with mode up", inventory, fix="write mode=plan")
+    except RuleBroken as broken:
+        raise ConfigError(broken.line("inventory" if mode in MODES else "mode")) from None
+    return mode, None if inventory is None else str(inventory)
