@@ -11,7 +11,8 @@ from pathlib import Path
 
 import rl_cluster
 
-# A build backend in the package itself, so that a build needs nothing from an index. It counts its runs, and waits while `gate` is there.
+# A build backend in the package itself, so that a build needs nothing from an index. It counts its runs, and waits while `gate` is there
+# (no longer than uv lives, which is killed in some tests).
 BACKEND = """
 import os, time, zipfile
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -23,7 +24,8 @@ def get_requires_for_build_wheel(config_settings=None):
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     with open(os.path.join(HERE, "..", NAME + ".builds"), "a") as builds:
         builds.write("x")
-    while os.path.exists(os.path.join(HERE, "..", NAME + ".gate")):
+    parent = os.getppid()
+    while os.path.exists(os.path.join(HERE, "..", NAME + ".gate")) and os.getppid() == parent:
         time.sleep(0.02)
     if os.path.exists(os.path.join(HERE, "..", NAME + ".broken")):
         raise RuntimeError("this package does not build, asked at https://me:planted-secret@index.invalid/simple")
