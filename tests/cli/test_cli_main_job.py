@@ -17,19 +17,6 @@ from rl_cluster.report import validate_report
 pytestmark = pytest.mark.ray
 
 CHECKS = ["ranks", "rank variables", "rendezvous", "placement", "strategy", "devices", "processes", "bindings", "python"]
-WORKERS = """
-import os
-
-class Adder:
-    def __init__(self, base, *, more=()):
-        self.sum = base + sum(more)
-
-    def total(self):
-        return {"rank": int(os.environ["RANK"]), "total": self.sum, "set": {1}, "odd": object}
-
-    def fail(self):
-        raise ValueError("no total\\nof this") if os.environ["RANK"] == "1" else SystemExit
-"""
 
 
 def all_held(done: Done, workers: int, machines: int = 1, *, simulated: bool) -> None:
@@ -116,31 +103,6 @@ def test_rehearsal_command_works_when_pasted(run_py: RunPy) -> None:
     program, script, *pasted = shlex.split(refused.err.splitlines()[-1])
     assert (program, Path(script).name, pasted[-1]) == ("python", "run.py", "ray=simulated")
     all_held(run_py(*pasted), 2, machines=2, simulated=True)
-
-
-def test_users_class_in_every_worker(run_py: RunPy) -> None:
-    """A class beside the folder of the command gets its arguments, and what its method returns stands in the report, by rank."""
-    (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
-    words = ("worker.target=adders.Adder", "worker.method=total", "worker.kwargs={base: 3, more: [1, 2]}", "worker.name=adder")
-    done = run_py(*words, "ray.num_cpus=2", "hydra.job.chdir=true")
-    all_held(done, 2, simulated=False)
-    for rank, worker in enumerate(done.report["workers"]):
-        odd = worker["result"].pop("odd")
-        assert worker["result"] == {"rank": rank, "total": 6, "set": [1]}
-        assert odd == {"_repr": "<class 'object'>", "_type": "builtins.type"}  # what JSON has no form for
-        assert (worker["group"], worker["name"]) == ("adder", f"adder-0-{worker['bundle_idx']}")
-
-
-def test_method_that_raises(run_py: RunPy) -> None:
-    """One line with rank, machine and error, exit 4; the traceback of the worker is in the log, not on the screen."""
-    (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
-    done = run_py("worker.target=adders.Adder", "worker.method=fail", "worker.kwargs={base: 3}", "ray.num_cpus=2")
-    assert done.code == 4
-    assert re.fullmatch(r"worker\.fail: rank 1 on \S+ raised ValueError: no total", done.err.splitlines()[-1])
-    assert done.last_line == f"FAILED: {done.err.splitlines()[-1]}"
-    assert "Traceback" not in done.err + done.out
-    assert 'raise ValueError("no total' in done.log
-    assert done.report["error"]["type"] == "WorkerError"
 
 
 def test_runs_at_once_do_not_meet(run_py: RunPy) -> None:

@@ -60,6 +60,19 @@ PLANNED: 16 bundles on 2 machines, nothing was created (simulated)
     assert "simulated" in (done.folder / "layout.svg").read_text(encoding="utf-8").lower()
 
 
+def test_plan_on_a_local_ray_that_would_be_started(run_py: RunPy) -> None:
+    """Without a cluster in reach the plan is on the Ray that `mode=up` would start here, and no process of it is started."""
+    run = run_py.start("mode=plan", "ray.num_cpus=3", "ray.num_gpus=0")
+    seen: set[str] = set()
+    while run.process.poll() is None:
+        seen |= {name for name in ("gcs_server", "raylet", "_reaper") for line in run_py.what_stays() if name in line}
+    done = run.done()
+    assert (done.code, done.err) == (0, "planning on a local Ray on this machine, which would be started: 1 machine\n")
+    assert done.last_line == "PLANNED: 3 bundles on 1 machine, nothing was created"
+    run_for_nothing(done)
+    assert seen == set()
+
+
 def test_plan_on_a_cluster_described_in_a_file(run_py: RunPy) -> None:
     """A plan on an inventory file needs no Ray; uneven nodes and an empty one are drawn as they are."""
     (run_py.folder / "cluster.yaml").write_text(INVENTORY, encoding="utf-8")
@@ -122,6 +135,15 @@ def test_cluster_that_this_machine_cannot_hold(run_py: RunPy, mode: str) -> None
         "Fix: ray.address=HOST:PORT for a cluster that holds it. To rehearse it on this machine:",
         f"  python {RUN_PY} {' '.join(words)} ray=simulated",
     ]
+    assert validate_report(done.report) == []
+
+
+def test_full_error_shows_the_traceback_of_a_run(run_py: RunPy) -> None:
+    """HYDRA_FULL_ERROR=1 shows the traceback of what ended a run; the line, the exit code and the files stay the same."""
+    done = run_py("mode=plan", "inventory=nowhere.yaml", env={"HYDRA_FULL_ERROR": "1"})
+    assert done.code == 1
+    assert "Traceback (most recent call last):" in done.err.splitlines()
+    assert done.err.splitlines()[-1] == "inventory nowhere.yaml: must be a readable file, got No such file or directory"
     assert validate_report(done.report) == []
 
 

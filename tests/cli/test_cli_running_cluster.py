@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,19 @@ from rl_cluster.report import validate_report
 pytestmark = pytest.mark.ray
 
 TWO_OF_TWO = ("cluster=2x8_spread", "cluster.gpus_per_node=2", "numa.membind=false")
+WORKERS = """
+import os
+
+class Adder:
+    def __init__(self, base, *, more=()):
+        self.sum = base + sum(more)
+
+    def total(self):
+        return {"rank": int(os.environ["RANK"]), "total": self.sum, "set": {1}, "odd": object}
+
+    def fail(self):
+        raise ValueError("no total\\nof this") if os.environ["RANK"] == "1" else SystemExit
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +87,33 @@ def test_sweep_gives_back_between_jobs(run_py: RunPy, untouched: RunningCluster)
     assert [validate_report(report) for report in reports] == [[], [], []]
     assert [line.partition(":")[0] for line in done.out.splitlines() if line.startswith(("OK", "FAILED: "))] == ["OK", "FAILED", "OK"]
     assert len({Path(folder).parent for folder in done.folders}) == 1
+
+
+def test_users_class_in_every_worker(run_py: RunPy, untouched: RunningCluster) -> None:
+    """A class beside the folder of the command gets its arguments, and what its method returns stands in the report, by rank."""
+    (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
+    words = ("worker.target=adders.Adder", "worker.method=total", "worker.kwargs={base: 3, more: [1, 2]}", "worker.name=adder")
+    done = run_py(*TWO_OF_TWO, *words, f"ray.address={untouched.address}", "hydra.job.chdir=true")
+    assert done.code == 0, done.err
+    assert validate_report(done.report) == []
+    for rank, worker in enumerate(done.report["workers"]):
+        odd = worker["result"].pop("odd")
+        assert worker["result"] == {"rank": rank, "total": 6, "set": [1]}
+        assert odd == {"_repr": "<class 'object'>", "_type": "builtins.type"}  # what JSON has no form for
+        assert (worker["group"], worker["name"]) == ("adder", f"adder-{worker['node_idx']}-{worker['bundle_idx']}")
+
+
+def test_method_that_raises(run_py: RunPy, untouched: RunningCluster) -> None:
+    """One line with rank, machine and error, exit 4; the traceback of the worker is in the log, not on the screen."""
+    (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
+    words = ("worker.target=adders.Adder", "worker.method=fail", "worker.kwargs={base: 3}")
+    done = run_py(*TWO_OF_TWO, *words, f"ray.address={untouched.address}")
+    assert done.code == 4
+    assert re.fullmatch(r"worker\.fail: rank 1 on \S+ raised ValueError: no total", done.err.splitlines()[-1])
+    assert done.last_line == f"FAILED: {done.err.splitlines()[-1]} (simulated)"
+    assert "Traceback" not in done.err + done.out
+    assert 'raise ValueError("no total' in done.log
+    assert done.report["error"]["type"] == "WorkerError"
 
 
 def test_sigterm_while_it_waits_for_resources(run_py: RunPy, cluster: RunningCluster) -> None:

@@ -45,7 +45,7 @@ def test_hold_until_ctrl_c(run_py: RunPy) -> None:
 
 def test_sigterm_ends_hold(run_py: RunPy) -> None:
     """SIGTERM is not the end that hold waits for: exit 143; Ctrl-C in the midst of giving back changes nothing."""
-    run = run_py.start("hold=true", "cluster=1x8", "cluster.gpus_per_node=1", "ray=simulated")
+    run = run_py.start("hold=true", "ray.num_cpus=1")
     run.until_it_says("holding the layout; Ctrl-C ends it")
     run.terminate()
     run.until_it_says("SIGTERM: giving the layout back ...")
