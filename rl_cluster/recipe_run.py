@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
 from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
+from rl_cluster.job import working_in
 from rl_cluster.recipe import Recipe, build_recipe, check_recipe, open_recipe_ray, plan_on
 from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
@@ -19,7 +21,14 @@ from rl_cluster.screen import Screen
 __all__ = ["planned_line", "run_recipe"]
 
 
-def run_recipe(config: object, train: Callable[[Recipe], object], *, mode: str | None = None, inventory: str | None = None) -> int:
+def run_recipe(
+    config: object,
+    train: Callable[[Recipe], object],
+    *,
+    mode: str | None = None,
+    inventory: str | None = None,
+    modules_in: str | os.PathLike[str] | None = None,
+) -> int:
     """Build what a recipe declares, run a training function on it, give everything back. For the body of a ``@hydra.main`` function.
 
     With mode ``plan`` the layout is drawn and nothing is created. A problem of the config or of the resources is told in its own lines on
@@ -30,6 +39,7 @@ def run_recipe(config: object, train: Callable[[Recipe], object], *, mode: str |
         train: Gets the running :class:`Recipe`. It may return an exit code, or False for 4; all else is 0.
         mode: ``up`` or ``plan``; default: the config's key ``mode``, else ``up``.
         inventory: With mode ``plan``: a file that describes the machines; default: the config's key ``inventory``.
+        modules_in: Folder where workers look for their modules, beside that of the program itself; default: the current one.
 
     Returns:
         The exit code: 0 done, 1 bad config, 3 not enough resources, 4 a worker or a check failed, 130 Ctrl-C, 143 SIGTERM.
@@ -45,7 +55,7 @@ def run_recipe(config: object, train: Callable[[Recipe], object], *, mode: str |
                 screen.grid(build_recipe_picture(plan))
                 screen.show(planned_line(plan))
                 return EXIT_OK
-            return _up(recipe, train, screen, interrupts)
+            return _up(recipe, train, interrupts, modules_in or os.curdir)
         except RlClusterError as error:
             interrupts.ending()
             print(error, file=sys.stderr, flush=True)
@@ -57,18 +67,24 @@ def run_recipe(config: object, train: Callable[[Recipe], object], *, mode: str |
             return interrupted.exit_code
 
 
-def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], screen: Screen, interrupts: Interrupts) -> int:
+def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Interrupts, modules_in: str | os.PathLike[str]) -> int:
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        with without_rays_handler():
+        # ray.init tells the workers which folder is the current one then
+        with without_rays_handler(), working_in(modules_in):
             ray_session = held.enter_context(open_recipe_ray(recipe))
         held.callback(interrupts.ending)
-        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
+        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=_tell))
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)
     if isinstance(answer, bool) or not isinstance(answer, int):
         return RlClusterError.exit_code if answer is False else EXIT_OK
     return answer
+
+
+def _tell(text: str) -> None:
+    """What goes on; not by logging, which is the host's."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def planned_line(plan: RecipePlan) -> str:
