@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_cluster import grid_data as drawing
-from rl_cluster import placement, ranks
+from rl_cluster import placement, python_env, ranks
 from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError, WorkerLostError
 from rl_cluster.plan import Layout, PlacedBundle
 from rl_cluster.ports import PortLease, lease_port
@@ -53,9 +53,9 @@ class ClusterConfig(TypedDict, total=False):
 class PY_EXECUTABLES:
     """Command lines of the Pythons that workers can run in."""
 
-    SYSTEM = sys.executable
-    BASE = "uv run --locked"
-    VLLM = "uv run --locked --extra vllm"
+    SYSTEM = python_env.SYSTEM
+    BASE = python_env.BASE
+    VLLM = python_env.VLLM
 
 
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -175,7 +176,7 @@ class RayWorkerGroup:
 
         Args:
             method: Name of a method of the user's class.
-            args: For every worker. Where only the workers' Python can import the class, Ray takes keyword arguments only.
+            args: For every worker.
             per_worker: More keyword arguments for each: a list by rank, or a callable that gets the worker's record.
             timeout_s: None waits as long as it takes (a lost worker or node ends the wait all the same).
             kwargs: For every worker.
@@ -300,11 +301,22 @@ class RayWorkerGroup:
 
 def _made_by(maker: ActorHandle, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:
     try:
-        return list(ray.get(maker.create.remote(recipe, list(seats))))
+        actors: list[ActorHandle] = ray.get(maker.create.remote(recipe, list(seats)))
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ConfigError):
             raise error.cause from None
         raise
+    for actor in actors:
+        _take_positional(actor)
+    return actors
+
+
+def _take_positional(actor: ActorHandle) -> None:
+    """Ray stands in for a class that it can't import here by one whose methods refuse positional arguments: let them pass."""
+    for parameters in actor._ray_method_signatures.values():
+        kinds = {parameter.kind for parameter in parameters}
+        if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            parameters.insert(0, inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL))
 
 
 def _check_length(where: str, per_worker: PerWorker | None, workers: int) -> None:
