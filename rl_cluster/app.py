@@ -61,6 +61,8 @@ def _never_refuse_to_write() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     logging.raiseExceptions = False
+    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what it passes on from a node, whatever it writes to
 
 
 def _run_hydra(codes: list[int], *, full_error: bool) -> None:

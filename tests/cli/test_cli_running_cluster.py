@@ -30,7 +30,11 @@ class Adder:
         return {"rank": int(os.environ["RANK"]), "total": self.sum, "set": {1}, "odd": object}
 
     def fail(self):
-        raise ValueError("no total\\nof this") if os.environ["RANK"] == "1" else SystemExit
+        if os.environ["RANK"] == "1":
+            raise ValueError("no total\\nof this")
+
+    def die(self):
+        os._exit(3)
 """
 
 
@@ -114,6 +118,18 @@ def test_method_that_raises(run_py: RunPy, untouched: RunningCluster) -> None:
     assert "Traceback" not in done.err + done.out
     assert 'raise ValueError("no total' in done.log
     assert done.report["error"]["type"] == "WorkerError"
+
+
+def test_worker_that_dies(run_py: RunPy, untouched: RunningCluster) -> None:
+    """A worker's process that is gone is named with its rank, exit 4; what Ray itself says of it has no colours in a pipe."""
+    (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
+    words = ("cluster=1x8", "cluster.gpus_per_node=1", "worker.target=adders.Adder", "worker.method=die", "worker.kwargs={base: 3}")
+    done = run_py(*words, f"ray.address={untouched.address}")
+    assert done.code == 4
+    assert re.search(r"^worker: the worker of rank 0 on \S+ \(logical node 0, pid \d+\) is gone: ", done.err, re.MULTILINE)
+    assert done.last_line.startswith("FAILED: worker: the worker of rank 0 on ")
+    assert "\x1b" not in done.out + done.err
+    assert validate_report(done.report) == []
 
 
 def test_sigterm_while_it_waits_for_resources(run_py: RunPy, cluster: RunningCluster) -> None:
