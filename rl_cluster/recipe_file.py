@@ -68,8 +68,14 @@ def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> 
     return recipe
 
 
-def recipe_tree(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> tuple[DictConfig, list[str]]:
-    """The keys of a recipe after its defaults list and the words, and the problems of both. See :func:`load_recipe`."""
+def recipe_tree(path: str | PathLike[str], *, overrides: Sequence[str] = (), lenient: bool = False) -> tuple[DictConfig, list[str]]:
+    """The keys of a recipe after its defaults list and the words, and the problems of both. See :func:`load_recipe`.
+
+    Args:
+        path: The file.
+        overrides: The words.
+        lenient: Groups of the host that are not found here are no problem: they may lie elsewhere on its search path.
+    """
     file = Path(path)
     problems: list[str] = []
     choices: dict[str, str | None] = {}
@@ -89,7 +95,7 @@ def recipe_tree(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> 
             added.append(entry)
         else:
             choices[entry.key] = entry.option
-    composer = _Composer(file.parent, choices, problems)
+    composer = _Composer(file.parent, choices, problems, lenient)
     tree = composer.compose(file, str(file), "", 0)
     for entry in added:
         composer.add(tree, entry, "", f"override +{entry.key}", 0)
@@ -141,6 +147,7 @@ class _Composer:
     folder: Path  # of the recipe: its own groups and files
     choices: Mapping[str, str | None]  # options chosen by words, by the entry's key
     problems: list[str]
+    lenient: bool = False
     used: set[str] = Factory(set)
     keys: list[str] = Factory(list)
 
@@ -193,7 +200,7 @@ class _Composer:
             return
         file = self._file(entry)
         if file is None:
-            if not entry.optional:
+            if not entry.optional and not (self.lenient and self._is_foreign(entry)):
                 self.problems.append(self._unknown(entry, at))
             return
         part = self.compose(file, str(file) if entry.group not in config.GROUPS else at, entry.group, depth + 1)
@@ -212,6 +219,9 @@ class _Composer:
         folders = [self.folder, config.conf_dir()] if entry.group else [self.folder]
         found = (folder / entry.group / f"{entry.option}.yaml" for folder in folders)
         return next((file for file in found if file.is_file()), None)
+
+    def _is_foreign(self, entry: DefaultsEntry) -> bool:
+        return entry.group not in config.GROUPS and not (entry.absolute and rules.near_word(entry.group, config.GROUPS))
 
     def _unknown(self, entry: DefaultsEntry, at: str) -> str:
         if not entry.group:

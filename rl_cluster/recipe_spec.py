@@ -182,6 +182,11 @@ def _alike(node: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
             yield str(key), near[0]
 
 
+def _shares_keys(node: Mapping[Any, Any], key: str, part: str) -> bool:
+    """Beside the right key, only a group with keys of that part is a slip; a host may have its own ``clusters``."""
+    return bool(set(map(str, _value(node, key))) & set(rules.field_types(ROLE_PARTS[part])))
+
+
 def _value(node: Mapping[Any, Any], key: Any) -> Any:
     written = config.as_written(node)
     return cast("Mapping[Any, Any]", written)[key]
@@ -233,7 +238,7 @@ def _role(name: str, path: str, node: object, *, strict: bool, problems: list[st
             fix = f"write {config.join_path(path, near)}" if near else f"leave it out; the keys here are {', '.join(ROLE_PARTS)}"
             problems.append(RuleBroken("must be a part of a role", _value(mapping, key), fix=fix).line(where))
     if not strict:
-        problems += [_misspelt(path, key, near) for key, near in _alike(mapping) if near not in roles_of(mapping)]
+        problems += [_misspelt(path, key, near) for key, near in _alike(mapping) if near not in parts or _shares_keys(mapping, key, near)]
     if len(problems) > before:
         return None
     if ("cluster" in parts) == ("on" in parts):

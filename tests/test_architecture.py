@@ -17,7 +17,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
     "ground": {"errors", "rules", "schema", "interrupts", "_reaper"},
-    "config": {"config", "options"},
+    "config": {"config", "options", "recipe_file", "recipe_spec"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
         *("segments", "selectors", "shortfall_text", "simulated_inventory", "topology"),
@@ -32,15 +32,19 @@ LAYERS: dict[str, set[str]] = {
         *("python_build", "python_check", "python_env", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
     },
     "views": {"checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "table"},
+    "recipes": {"recipe_plan"},
     "ray": {"ray_home", "session", "simulate"},
     "cluster": {"placement", "virtual_cluster"},
-    "workers": {"actors", "bring_up", "worker_boot", "worker_group", "worker_setup"},
-    "builders": {"builders"},
-    "programs": {"app", "check_worker", "inventory_cli", "job", "probe", "python_env_cli", "target_check"},
+    "workers": {"actors", "bring_up", "target_check", "worker_boot", "worker_group", "worker_setup"},
+    "builders": {"builders", "recipe"},
+    "programs": {
+        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "inventory_cli", "job", "probe", "python_env_cli"),
+        *("recipe_job", "recipe_run"),
+    },
 }
 
 # Only these may import Ray when they are imported; all others import it inside the function that needs it, or never.
-IMPORT_RAY = {"actors", "bring_up", "builders", "placement", "session", "virtual_cluster", "worker_group"}
+IMPORT_RAY = {"actors", "bring_up", "builders", "placement", "recipe", "session", "virtual_cluster", "worker_group"}
 # Libraries that cost time to import, so only functions import them.
 ONLY_INSIDE_FUNCTIONS = {"ray", "hydra", "omegaconf", "rich", "pynvml"}
 
@@ -108,7 +112,7 @@ def test_costly_libraries_are_imported_inside_functions(module: str) -> None:
 
 def test_what_needs_no_ray_imports_none() -> None:
     """Importing every module that is not about a running Ray brings in no Ray, Hydra, omegaconf or rich, and prints nothing."""
-    about_ray = {*IMPORT_RAY, "job", "target_check", "worker_setup"}  # those that import one of them
+    about_ray = {*IMPORT_RAY, "job", "recipe_job", "recipe_run", "target_check", "worker_setup"}  # those that import one of them
     wanted = sorted(set(MODULES) - about_ray)
     program = "\n".join(
         [

@@ -106,7 +106,7 @@ def test_a_composed_config_is_typed_by_the_schemas(run_config: Callable[[list[st
         "master_port_range_high": 2000,
         "timeout_s": 180.0,
     }
-    assert sorted(cfg) == ["cluster", "env", "hold", "inventory", "mode", "numa", "python", "ray", "worker"]
+    assert sorted(cfg) == ["cluster", "env", "hold", "inventory", "mode", "numa", "python", "ray", "recipe", "recipe_overrides", "worker"]
 
 
 CLUSTER_OPTIONS = "1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, local or uneven_8_4"
