@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,21 @@ def test_every_module_has_its_layer() -> None:
     """No module is outside the house, and no layer names one that is not there."""
     assert set(LEVEL) == set(MODULES)
     assert len(LEVEL) == sum(len(modules) for modules in LAYERS.values())
+
+
+PAGE = Path(__file__).parents[1] / "docs/architecture.md"
+
+
+def test_the_page_shows_the_same_rooms() -> None:
+    """docs/architecture.md has a row for each layer, in this order, and its names (``checks*``, ``numa/*``) mean that layer's modules."""
+    table = PAGE.read_text(encoding="utf-8").split("| room | modules |", 1)[1].split("\n\n", 1)[0]
+    rows = [line.split("|") for line in table.splitlines()[2:]]
+    assert [cells[1].strip() for cells in rows] == list(LAYERS)
+    for cells in rows:
+        modules = {module.replace(".", "/") for module in LAYERS[cells[1].strip()]} - {"numa"}
+        names = re.findall(r"`([^`]+)`", cells[2])
+        assert {module for module in modules if not any(fnmatchcase(module, name) for name in names)} == set(), cells[1]
+        assert [name for name in names if not any(fnmatchcase(module, name) for module in modules)] == [], cells[1]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
