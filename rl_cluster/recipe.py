@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
@@ -14,20 +13,12 @@ from rl_cluster import session
 from rl_cluster.builders import build_clusters, build_worker_group, numa_on
 from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
-from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Shortfall
 from rl_cluster.picture import Picture
 from rl_cluster.plan import close_spec
 from rl_cluster.python_env import disable_rays_uv_hook
-from rl_cluster.recipe_plan import (
-    RecipePlan,
-    build_recipe_picture,
-    check_overlaps,
-    plan_recipe,
-    seat_roles,
-    shortfall_error,
-    simulated_recipe_inventory,
-)
+from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overlaps, seat_roles
+from rl_cluster.recipe_preview import nodes_to_simulate
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, recipe_from_config
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import NumaSpec, RaySpec, WorkerSpec
@@ -36,7 +27,7 @@ from rl_cluster.target_check import check_target
 from rl_cluster.virtual_cluster import RayVirtualCluster
 from rl_cluster.worker_group import RayWorkerGroup
 
-__all__ = ["Recipe", "build_recipe", "inventory_to_plan_on", "open_recipe_ray", "plan_on", "worker_target"]
+__all__ = ["Recipe", "build_recipe", "check_recipe", "open_recipe_ray", "worker_target"]
 
 CHECK_WORKER = "rl_cluster.check_worker.CheckWorker"
 
@@ -56,6 +47,10 @@ class Recipe:
     def bundle_indices_list(self, role: str) -> list[tuple[int, list[int]]]:
         """The bundles of a role for the worker group of a framework, one pair per worker: see :class:`RolePlan`."""
         return self.plan.roles[role].bundle_indices_list
+
+    def engine_slices(self, role: str, k: int) -> list[tuple[int, list[int]]]:
+        """Tied groups of ``k`` bundles of a role, each on one machine: see :class:`RolePlan`."""
+        return self.plan.roles[role].engine_slices(k)
 
     def numa(self, role: str) -> NumaSpec | None:
         """What the workers of a role bind themselves to, for frameworks that make their own actors: give it to ``build_binding``."""
@@ -168,49 +163,6 @@ def open_recipe_ray(recipe: RecipeSpec) -> Iterator[RaySession]:
     simulated = None
     if not ray.is_initialized():
         disable_rays_uv_hook()
-        simulated = _to_simulate(recipe, spec) if spec.kind == "simulated" else None
+        simulated = nodes_to_simulate(recipe) if spec.kind == "simulated" else None
     with session.open_ray(spec, simulated=simulated) as opened:
         yield opened
-
-
-def _to_simulate(recipe: RecipeSpec, spec: RaySpec) -> Inventory:
-    return simulated_recipe_inventory(recipe, spec, cpus=len(os.sched_getaffinity(0)))
-
-
-# --- the plan, without building anything ---
-
-
-def plan_on(config: object, *, inventory: str | None = None) -> RecipePlan:
-    """The plan that :func:`build_recipe` would follow, on what is there now; creates nothing.
-
-    Args:
-        config: The whole config of a recipe, or a :class:`RecipeSpec`.
-        inventory: A file that describes the machines, instead of a Ray cluster.
-
-    Raises:
-        ConfigError: The config, or the file, breaks rules.
-        ResourceInsufficientError: It does not fit.
-    """
-    recipe = recipe_from_config(config)
-    check_overlaps(recipe)
-    answer = plan_recipe(recipe, inventory_to_plan_on(recipe, inventory))
-    if isinstance(answer, Shortfall):
-        raise shortfall_error(answer)
-    return answer
-
-
-def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None) -> Inventory:
-    """The machines of a file; else of the simulation, of the Ray cluster in reach, or of this machine, as the ``ray`` node says."""
-    if inventory is not None:
-        from rl_cluster.inventory_file import load_inventory
-
-        return load_inventory(inventory)
-    spec = recipe.ray or RaySpec()
-    if ray.is_initialized():
-        return session.look_around(holders=True)
-    if spec.kind == "simulated":
-        return _to_simulate(recipe, spec)
-    if spec.kind == "auto" and session.address_in_reach(spec) is not None:
-        with session.open_ray(spec):
-            return session.look_around(holders=True)
-    return session.this_machine(spec)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import Factory, define
@@ -17,10 +17,9 @@ from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, RlClusterError
 from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.job import RunFiles, complain, error_text, hold_until_interrupted, unwritable, working_in
-from rl_cluster.recipe import Recipe, build_recipe, check_recipe, inventory_to_plan_on, open_recipe_ray
 from rl_cluster.recipe_file import load_recipe
-from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, plan_recipe, shortfall_error
-from rl_cluster.recipe_run import planned_line
+from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overlaps, plan_recipe, shortfall_error
+from rl_cluster.recipe_preview import inventory_to_plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report import build_report, write_report
@@ -29,6 +28,9 @@ from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
 from rl_cluster.screen import Screen
 from rl_cluster.svg import render_svg
 from rl_cluster.table import render_checks, render_table, render_verdict
+
+if TYPE_CHECKING:
+    from rl_cluster.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ def _recipe(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
         raise ConfigError(problems=problems)
     assert spec.recipe is not None
     recipe = load_recipe(spec.recipe, overrides=spec.recipe_overrides)
-    check_recipe(recipe)
+    check_overlaps(recipe)
     if spec.mode == "up" and all(role.worker is None for role in recipe.roles.values()):
         fix = "add worker: {} to a role for the built-in check, or run the recipe's own program"
         raise ConfigError(RuleBroken("must have a role with a worker for mode up", sorted(recipe.roles), fix=fix).line("recipe"))
@@ -132,6 +134,9 @@ def _plan(recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen) -> i
 def _up(
     recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen, interrupts: Interrupts, modules_in: str | os.PathLike[str]
 ) -> int:
+    from rl_cluster.recipe import build_recipe, check_recipe, open_recipe_ray
+
+    check_recipe(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")

@@ -16,7 +16,7 @@ from rl_cluster.inventory_file import simulated_inventory
 from rl_cluster.layout import Layout, PlacedBundle, Shortfall
 from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture, count_of
 from rl_cluster.plan import close_spec, plan_layouts
-from rl_cluster.ranks import layout_positions, order_workers, rank_workers
+from rl_cluster.ranks import engine_slices, layout_positions, order_workers, rank_workers
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, bundles_on, out_of_range
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import ClusterSpec, RaySpec, resolve_local
@@ -57,11 +57,36 @@ class RolePlan:
         Returns:
             (index of ``cluster.get_placement_groups()``, [index of the bundle in that group]).
         """
+        return [(group, [index]) for group, index in map(self._address, self.bundles)]
+
+    def engine_slices(self, k: int) -> list[tuple[int, list[int]]]:
+        """Tied groups of ``k`` bundles on one machine each, in the order of ranks: for engines that span several GPUs.
+
+        Returns:
+            (index of ``cluster.get_placement_groups()``, [indices of the bundles in that group]), as NeMo-RL's ``bundle_indices_list``.
+
+        Raises:
+            ConfigError: On some machine this role's bundles are not a multiple of ``k``, or a slice would need two placement groups.
+        """
+        places = dict(zip(self.layout.bundles, layout_positions(self.layout), strict=True))
+        slices = []
+        for indices in engine_slices([places[bundle] for bundle in self.bundles], k):
+            addresses = [self._address(self.bundles[index]) for index in indices]
+            groups = {group for group, _ in addresses}
+            if len(groups) > 1:
+                raise ConfigError(
+                    f"engine_slices: {k} bundles must lie in one logical node, got bundles of {len(groups)}. "
+                    f"Fix: {self.role.owner}.cluster.unified=true, or a k that divides the bundles of a logical node"
+                )
+            slices.append((groups.pop(), [index for _, index in addresses]))
+        return slices
+
+    def _address(self, bundle: PlacedBundle) -> tuple[int, int]:
+        """Index of the placement group, and of the bundle in it."""
         counts = self.layout.spec.bundle_counts
         if self.layout.spec.unified:
-            return [(0, [sum(counts[: bundle.node_idx]) + bundle.bundle_idx]) for bundle in self.bundles]
-        group = {node: index for index, node in enumerate(node for node, count in enumerate(counts) if count)}
-        return [(group[bundle.node_idx], [bundle.bundle_idx]) for bundle in self.bundles]
+            return 0, sum(counts[: bundle.node_idx]) + bundle.bundle_idx
+        return sum(1 for count in counts[: bundle.node_idx] if count), bundle.bundle_idx
 
 
 @frozen

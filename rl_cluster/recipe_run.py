@@ -6,19 +6,22 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
 from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.job import working_in
-from rl_cluster.recipe import Recipe, build_recipe, check_recipe, open_recipe_ray, plan_on
-from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture
+from rl_cluster.recipe_plan import build_recipe_picture
+from rl_cluster.recipe_preview import plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import OneOf, RuleBroken
 from rl_cluster.schema import MODES
 from rl_cluster.screen import Screen
 
-__all__ = ["planned_line", "run_recipe"]
+if TYPE_CHECKING:
+    from rl_cluster.recipe import Recipe
+
+__all__ = ["run_recipe"]
 
 
 def run_recipe(
@@ -49,7 +52,6 @@ def run_recipe(
         try:
             mode, inventory = _mode(config, mode, inventory)
             recipe = recipe_from_config(config)
-            check_recipe(recipe)
             if mode == "plan":
                 plan = plan_on(recipe, inventory=inventory)
                 screen.grid(build_recipe_picture(plan))
@@ -68,6 +70,9 @@ def run_recipe(
 
 
 def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Interrupts, modules_in: str | os.PathLike[str]) -> int:
+    from rl_cluster.recipe import build_recipe, check_recipe, open_recipe_ray
+
+    check_recipe(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
         # ray.init tells the workers which folder is the current one then
@@ -85,17 +90,6 @@ def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Inter
 def _tell(text: str) -> None:
     """What goes on; not by logging, which is the host's."""
     print(text, file=sys.stderr, flush=True)
-
-
-def planned_line(plan: RecipePlan) -> str:
-    """The last line of mode ``plan``."""
-    bundles = sum(len(layout.bundles) for layout in plan.layouts.values())
-    used = len({bundle.node_id for layout in plan.layouts.values() for bundle in layout.bundles})
-    suffix = " (simulated)" if any(layout.simulated for layout in plan.layouts.values()) else ""
-    return (
-        f"PLANNED: {len(plan.roles)} role{'s' * (len(plan.roles) != 1)} on {bundles} bundles of {used} machine{'s' * (used != 1)}, "
-        f"nothing was created{suffix}"
-    )
 
 
 def _mode(config: object, mode: str | None, inventory: str | None) -> tuple[str, str | None]:

@@ -250,6 +250,31 @@ class RayVirtualCluster:
         address, port = ray.get(keeper.lease.remote(self.spec.master_port_range_low, self.spec.master_port_range_high))
         return str(address), int(port)
 
+    def get_available_address_and_port(self, pg_idx: int, bundle_idx: int) -> tuple[str, int]:
+        """Address of one bundle's node, and a port of the range that was free there a moment ago; see the batch below."""
+        return self.get_available_addresses_and_ports_batch([(pg_idx, bundle_idx)])[0]
+
+    def get_available_addresses_and_ports_batch(
+        self, pg_bundle_pairs: Sequence[tuple[int, int]], batch_size: int = 256
+    ) -> list[tuple[str, int]]:
+        """What NeMo-RL's own worker groups ask of their cluster: a task in each bundle finds the address and a free port.
+
+        Nothing holds these ports (two bundles of one node may get the same one); the workers of our groups lease theirs instead.
+
+        Args:
+            pg_bundle_pairs: (index of ``get_placement_groups()``, bundle in it) pairs; with one group its index does not count.
+            batch_size: Results that are fetched at a time.
+
+        Returns:
+            (address, port) pairs in the same order.
+        """
+        groups = self.get_placement_groups()
+        ports = (self.spec.master_port_range_low, self.spec.master_port_range_high)
+        seats = [PlacementGroupSchedulingStrategy(groups[pg if len(groups) > 1 else 0], bundle) for pg, bundle in pg_bundle_pairs]
+        refs = [_get_node_ip_and_free_port.options(scheduling_strategy=seat).remote(*ports) for seat in seats]
+        found = [pair for start in range(0, len(refs), batch_size) for pair in ray.get(refs[start : start + batch_size])]
+        return [(str(address), int(port)) for address, port in found]
+
     # --- who uses which bundle ---
 
     def claim(self, bundles: Sequence[PlacedBundle]) -> None:

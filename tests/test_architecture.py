@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
     "ray": {"ray_home", "session", "simulate"},
     "cluster": {"placement", "virtual_cluster"},
     "workers": {"actors", "bring_up", "target_check", "worker_boot", "worker_group", "worker_setup"},
-    "builders": {"builders", "recipe"},
+    "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
         *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "inventory_cli", "job", "probe", "python_env_cli"),
         *("recipe_job", "recipe_run"),
@@ -129,7 +129,7 @@ def test_costly_libraries_are_imported_inside_functions(module: str) -> None:
 
 def test_what_needs_no_ray_imports_none() -> None:
     """Importing every module that is not about a running Ray brings in no Ray, Hydra, omegaconf or rich, and prints nothing."""
-    about_ray = {*IMPORT_RAY, "job", "recipe_job", "recipe_run", "target_check", "worker_setup"}  # those that import one of them
+    about_ray = {*IMPORT_RAY, "job", "recipe_job", "target_check", "worker_setup"}  # those that import one of them
     wanted = sorted(set(MODULES) - about_ray)
     program = "\n".join(
         [
