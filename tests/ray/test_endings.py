@@ -194,7 +194,7 @@ from rl_cluster.builders import build_cluster
 from rl_cluster.errors import PlacementTimeoutError
 from rl_cluster.schema import RaySpec
 from rl_cluster.session import open_ray
-spec = {"bundle_ct_per_node_list": [8, 8], "strategy": "STRICT_SPREAD", "label_selector": {"pool": "pair"}, "timeout_s": 6}
+spec = {"bundle_ct_per_node_list": [8, 8], "strategy": "STRICT_SPREAD", "label_selector": {"pool": "pair"}, "timeout_s": 9}
 with open_ray(RaySpec(address=sys.argv[1])):
     print("ready", flush=True)
     sys.stdin.readline()
@@ -203,7 +203,7 @@ with open_ray(RaySpec(address=sys.argv[1])):
             print("placed", flush=True)
             sys.stdin.readline()
     except PlacementTimeoutError as error:
-        print("timeout" if "waited until cluster.timeout_s=6" in str(error) else error, flush=True)
+        print("timeout" if "waited until cluster.timeout_s=9" in str(error) else error, flush=True)
         sys.stdin.readline()
 """
     drivers = [

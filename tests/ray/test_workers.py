@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -333,7 +334,8 @@ def test_a_worker_that_does_not_come_up_in_time() -> None:
     with build_cluster(ONE) as cluster:
         with pytest.raises(WorkerStartError) as caught:
             build_worker_group(cluster, Fails, kwargs={"how": "hang", "rank": 0}, start_timeout_s=6)
-        assert "failed in __init__: no answer within 6 s" in str(caught.value)
+        # on a busy machine the time may be up before __init__ begins
+        assert re.search(r"failed in (__init__|its start|leasing the master port): no answer within 6 s", str(caught.value))
         assert within(20, lambda: living_actors() or None, until_none=True) is None
 
 
