@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
-
 from rl_cluster.config import PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config
-from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, ConfigError
+from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_OK, ConfigError
+from rl_cluster.interrupts import orderly_interrupts
 from rl_cluster.schema import RunSpec
+from rl_cluster.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,22 +34,27 @@ def main() -> None:
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     os.environ[FULL_ERROR] = "1"
     _never_refuse_to_write()
-    try:
-        _run_hydra(codes, full_error=wants_traceback)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not any(code >= 128 for code in codes):
-            codes.append(EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of --help or --cfg has gone
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    except Exception as error:
-        if wants_traceback:
-            raise
-        codes.append(_explain(error, in_job=bool(codes)))
-    finally:
-        if not wants_traceback:
-            os.environ.pop(FULL_ERROR, None)
+    with orderly_interrupts() as interrupts:
+        interrupted = False
+        try:
+            _run_hydra(codes, full_error=wants_traceback)
+            sys.stdout.flush()
+        except KeyboardInterrupt as stop:
+            interrupted = True
+            if not any(code >= 128 for code in codes):
+                codes.append(interrupts.named(stop).exit_code)
+        except BrokenPipeError:  # the reader of --help or --cfg has gone
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        except Exception as error:
+            if wants_traceback:
+                raise
+            codes.append(_explain(error, in_job=bool(codes) or sweep_has_jobs()))
+        finally:
+            if not wants_traceback:
+                os.environ.pop(FULL_ERROR, None)
+            interrupts.ending()
+            codes += end_sweep(interrupted=interrupted)
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is given back; an impatient Ctrl-C must not change the exit code
     sys.exit(max(codes, default=EXIT_OK))
@@ -70,7 +75,9 @@ def _run_hydra(codes: list[int], *, full_error: bool) -> None:
 
     def task(config: DictConfig) -> int:
         codes.append(EXIT_OK)  # a job has begun
-        codes[-1] = _job(config, full_error=full_error)
+        with noted_job() as note:
+            _job(config, note, full_error=full_error)
+        codes[-1] = note.code
         if codes[-1] >= 128:
             raise KeyboardInterrupt  # a signal ends the sweep, not only this job of it
         return codes[-1]
@@ -98,9 +105,11 @@ def _explain(error: Exception, *, in_job: bool) -> int:
     return EXIT_CONFIG
 
 
-def _job(config: DictConfig, *, full_error: bool) -> int:
+def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
+
+    from rl_cluster.job import resolve_paths
 
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
@@ -109,30 +118,19 @@ def _job(config: DictConfig, *, full_error: bool) -> int:
     if called_from not in sys.path:
         sys.path.insert(1, called_from)  # worker.target may live beside the recipe, also for the installed command
     try:
-        spec = _from_where_it_was_called(from_config(config, kind=RunSpec), called_from)
+        spec = resolve_paths(from_config(config, kind=RunSpec), called_from)
     except ConfigError as error:
         if full_error:
             raise
         _complain(error.problems)
-        return EXIT_CONFIG
+        note.code, note.error = EXIT_CONFIG, error.problems[0]
+        return
     if spec.recipe is not None:
         from rl_cluster.recipe_job import run
     else:
         from rl_cluster.job import run
 
-    return run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
-
-
-def _from_where_it_was_called(spec: RunSpec, folder: str) -> RunSpec:
-    """Relative paths mean the folder in which the command was typed, also where hydra.job.chdir has left it."""
-    if os.path.samefile(folder, os.curdir):
-        return spec
-
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else os.path.join(folder, os.path.expanduser(path))
-
-    python = attrs.evolve(spec.python, project_dir=absolute(spec.python.project_dir), venv_dir=absolute(spec.python.venv_dir))
-    return attrs.evolve(spec, inventory=absolute(spec.inventory), recipe=absolute(spec.recipe), python=python)
+    note.code = run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
 
 
 def _complain(problems: Sequence[str]) -> None:

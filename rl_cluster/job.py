@@ -192,6 +192,18 @@ def _picture(spec: RunSpec, state: RunState) -> Picture:
     return build_picture(state.layout, {spec.worker.name: state.records} if state.records else None)
 
 
+def resolve_paths(spec: RunSpec, folder: str) -> RunSpec:
+    """The spec with absolute paths: relative ones mean where the command was typed, also where hydra.job.chdir has left it."""
+    if os.path.samefile(folder, os.curdir):
+        return spec
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else os.path.join(folder, os.path.expanduser(path))
+
+    python = attrs.evolve(spec.python, project_dir=absolute(spec.python.project_dir), venv_dir=absolute(spec.python.venv_dir))
+    return attrs.evolve(spec, inventory=absolute(spec.inventory), recipe=absolute(spec.recipe), python=python)
+
+
 # --- plan ---
 
 
@@ -217,7 +229,7 @@ def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
         return load_inventory(spec.inventory)
     if spec.ray.kind == "simulated":
         state.ray = {"kind": "simulated", "address": None}
-        return _to_simulate(spec)
+        return inventory_to_simulate(spec)
     from rl_cluster import session
 
     if spec.ray.kind == "auto" and session.address_in_reach(spec.ray) is not None:
@@ -228,7 +240,8 @@ def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
     return session.this_machine(spec.ray)
 
 
-def _to_simulate(spec: RunSpec) -> Inventory:
+def inventory_to_simulate(spec: RunSpec) -> Inventory:
+    """What ``ray=simulated`` starts for a spec."""
     from rl_cluster.inventory_file import load_inventory, simulated_inventory
 
     if spec.inventory is not None:
@@ -280,14 +293,15 @@ def _up(
     if spec.worker.target is not None and spec.python.executable == "SYSTEM":
         # The workers run this interpreter, so what they can't run is known before anything is started.
         check_target(spec.worker)
-    to_simulate = _to_simulate(spec) if spec.ray.kind == "simulated" else None
+    to_simulate = inventory_to_simulate(spec) if spec.ray.kind == "simulated" else None
     if to_simulate is None and session.address_in_reach(spec.ray) is None:
         here = session.this_machine(spec.ray)
         # asked before a Ray is started: what does not fit is said at once
         _layout_or_raise(close_spec(spec.cluster, here), here, overrides, none_running=True)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        screen.tell("starting a simulated Ray cluster ..." if to_simulate else "connecting to Ray ...")
+        starts = to_simulate is not None and not session.simulation_runs(spec.ray, to_simulate)
+        screen.tell("starting a simulated Ray cluster ..." if starts else "connecting to Ray ...")
         # ray.init tells the workers which folder is the current one then, and they look for modules there
         with without_rays_handler(), working_in(modules_in):
             ray_session = held.enter_context(session.open_ray(spec.ray, simulated=to_simulate))

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,16 +19,18 @@ import attrs
 import ray
 from attrs import frozen
 
-from rl_cluster.errors import ClusterUnreachableError, ConfigError
+from rl_cluster.errors import ClusterUnreachableError, ConfigError, RlClusterError
 from rl_cluster.inventory import Inventory, PhysicalNode, snapshot_inventory
 from rl_cluster.ray_home import ray_home
 from rl_cluster.schema import RaySpec
-from rl_cluster.simulate import OWNER_LABEL, SIMULATED_LABEL, simulated_cluster
+from rl_cluster.simulate import OWNER_LABEL, SIMULATED_LABEL, SimulatedCluster, simulated_cluster
+from rl_cluster.simulate_shared import SharedSimulation, shared_simulation
 
 logger = logging.getLogger(__name__)
 
 TAG_PREFIX = "nrl_tag_"  # the resource that NeMo-RL's init_ray registers, so that both tools read each other's tag
 CONNECT_TIMEOUT_S = 5.0
+FREE_WITHIN_S = 30.0  # what a job of a sweep has given back must show as free on the simulated cluster of the sweep
 _STARTED_HERE: set[str] = set()  # addresses of clusters that this process started and nobody else can join
 
 
@@ -183,10 +186,64 @@ def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -
 
 
 @contextlib.contextmanager
-def _simulated(inventory: Inventory, *, log_to_driver: bool) -> Iterator[RaySession]:
+def _simulated(spec: RaySpec, inventory: Inventory) -> Iterator[RaySession]:
+    shared = shared_simulation()
+    if shared is not None:
+        with _given_back():
+            yield _simulated_session(_free_simulation(shared, spec, inventory))
+        return
     with simulated_cluster(inventory) as simulated, _given_back():
-        _connect(simulated.address, log_to_driver=log_to_driver)
-        yield RaySession(address=_note_started(), kind="simulated", affinity_file=str(simulated.affinity_file))
+        _connect(simulated.address, log_to_driver=spec.log_to_driver)
+        yield _simulated_session(simulated)
+
+
+def _simulated_session(simulated: SimulatedCluster) -> RaySession:
+    return RaySession(address=_note_started(), kind="simulated", affinity_file=str(simulated.affinity_file))
+
+
+def _free_simulation(shared: SharedSimulation, spec: RaySpec, inventory: Inventory) -> SimulatedCluster:
+    """Connect to the shared cluster once all of it is free; what an earlier job has broken or still holds is replaced by a fresh one."""
+    for is_last in (False, True):
+        simulated = shared.cluster_for(spec, inventory)
+        held = _why_unreachable(simulated.address)
+        if held is None:
+            _connect(simulated.address, log_to_driver=spec.log_to_driver)
+            held = _held_after(FREE_WITHIN_S, nodes=len(simulated.node_ids))
+        if held is None:
+            return simulated
+        ray.shutdown()
+        shared.close()
+        if not is_last:
+            logger.warning("The sweep's simulated cluster is not as it was before the job before (%s): starting a fresh one.", held)
+    raise RlClusterError(f"ray.kind: a simulated cluster that was just started must be whole and free, got: {held}. Fix: see Ray's log")
+
+
+def _why_unreachable(address: str) -> str | None:
+    try:
+        check_reachable(address)
+    except ClusterUnreachableError as error:
+        return str(error)
+    return None
+
+
+def _held_after(seconds: float, *, nodes: int) -> str | None:
+    """What the cluster that only we use still lacks of being whole and free after so many seconds, or None."""
+    deadline = time.monotonic() + seconds
+    while True:
+        alive = [node for node in snapshot_inventory().nodes if node.state == "alive"]
+        held = [
+            f"{total - node.free.get(name, 0.0):g} of {total:g} {name} held on {node.address}"
+            for node in alive
+            for name, total in node.total.items()
+            if name in ("CPU", "GPU") and node.free.get(name, 0.0) < total
+        ]
+        if len(alive) < nodes:
+            held.insert(0, f"{len(alive)} of its {nodes} nodes are alive")
+        if not held:
+            return None
+        if time.monotonic() > deadline:
+            return "; ".join(held)
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -239,7 +296,8 @@ def address_in_reach(spec: RaySpec) -> str | None:
 def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[RaySession]:
     """Connect this process to the Ray that ``spec`` means, and give back whatever was started.
 
-    A Ray that this process is already connected to is used as it is and left connected (recipes that embed us, sweeps).
+    A Ray that this process is already connected to is used as it is and left connected (recipes that embed us). In a sweep, a
+    simulated cluster is that of the sweep (:mod:`rl_cluster.simulate_shared`), and only the connection is this job's.
 
     Args:
         spec: Which Ray.
@@ -250,7 +308,7 @@ def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[R
         return
     if spec.kind == "simulated":
         assert simulated is not None, "a simulated Ray needs an inventory of what to start"
-        context = _simulated(simulated, log_to_driver=spec.log_to_driver)
+        context = _simulated(spec, simulated)
     else:
         address = address_in_reach(spec)
         if address is not None:
@@ -259,6 +317,12 @@ def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[R
             context = _local(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus, log_to_driver=spec.log_to_driver)
     with context as session:
         yield session
+
+
+def simulation_runs(spec: RaySpec, wanted: Inventory) -> bool:
+    """Whether an earlier job of this sweep has started a simulated cluster that this job can use."""
+    shared = shared_simulation()
+    return shared is not None and shared.runs_for(spec, wanted)
 
 
 def this_machine(spec: RaySpec) -> Inventory:

@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "config": {"config", "options", "recipe_file", "recipe_spec"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
-        *("segments", "selectors", "shortfall_text", "simulated_inventory", "topology"),
+        *("segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
     },
     "numa": {
         *("numa", "numa.affinity_file", "numa.bind", "numa.callback", "numa.choose", "numa.commands", "numa.cpulist", "numa.gpus"),
@@ -33,15 +33,18 @@ LAYERS: dict[str, set[str]] = {
         *("ports", "records", "worker_env"),
         *("python_build", "python_check", "python_env", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
     },
-    "views": {"checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "table"},
+    "views": {
+        *("checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "svg_shapes"),
+        *("sweep_summary", "sweep_svg", "sweep_table", "table"),
+    },
     "recipes": {"recipe_plan"},
-    "ray": {"ray_home", "session", "simulate"},
+    "ray": {"ray_home", "session", "simulate", "simulate_shared"},
     "cluster": {"placement", "virtual_cluster"},
     "workers": {"actors", "bring_up", "target_check", "worker_boot", "worker_group", "worker_setup"},
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
         *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "inventory_cli", "job", "probe", "python_env_cli"),
-        *("recipe_job", "recipe_run"),
+        *("recipe_job", "recipe_run", "sweep"),
     },
 }
 
