@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +63,10 @@ def test_nothing_is_placed_where_not_everything_fits(connected: None) -> None:
     """The error names the role's cluster, and what the other one takes."""
     from rl_cluster import build_recipe
 
-    config = {**RECIPE, "critic": {"cluster": {"num_nodes": 2, "gpus_per_node": 2, "strategy": "STRICT_SPREAD", "timeout_s": 0.5}, "numa": {}}}
+    config = {
+        **RECIPE,
+        "critic": {"cluster": {"num_nodes": 2, "gpus_per_node": 2, "strategy": "STRICT_SPREAD", "timeout_s": 0.5}, "numa": {}},
+    }
     with pytest.raises(ResourceInsufficientError, match=r"^critic: .*held by cluster 'actor' of this plan"), build_recipe(config):
         raise AssertionError("must not be reached")
 
@@ -75,10 +84,14 @@ def test_an_exception_in_the_block_gives_everything_back(connected: None) -> Non
     """The fixture looks at what is left."""
     from rl_cluster import build_recipe
 
-    with pytest.raises(KeyError), build_recipe({"critic": RECIPE["critic"]}) as recipe:
-        assert recipe.groups == {}
-        assert recipe.clusters["critic"].world_size() == 2
-        raise KeyError("of the host")
+    def host() -> None:
+        with build_recipe({"critic": RECIPE["critic"]}) as recipe:
+            assert recipe.groups == {}
+            assert recipe.clusters["critic"].world_size() == 2
+            raise KeyError("of the host")
+
+    with pytest.raises(KeyError):
+        host()
 
 
 @pytest.mark.parametrize(
@@ -95,3 +108,81 @@ def test_a_worker_class_is_looked_at_before_anything_is_placed(change: dict[str,
 
     with pytest.raises(ConfigError, match=message), build_recipe({"roles": {"x": {"cluster": {"gpus_per_node": 1}, "worker": change}}}):
         raise AssertionError("must not be reached")
+
+
+RUN_PY = Path(__file__).parents[2] / "run.py"
+TO_RUN = """
+actor:
+  cluster: {num_nodes: 2, gpus_per_node: 2, max_colocated_worker_groups: 2, strategy: STRICT_SPREAD}
+  worker: {}
+roles:
+  reward:
+    'on': {cluster: actor, nodes: [1]}
+    worker: {target: host_workers.Told, method: say, kwargs: {word: hi}}
+"""
+
+
+def test_run_py_brings_a_recipe_up_and_checks_every_role(cluster_address: str, tmp_path: Path) -> None:
+    """recipe=FILE with mode=up: checks and results by role, a verdict over all of them, every role in the picture, exit 0."""
+    (tmp_path / "recipe.yaml").write_text(TO_RUN, encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HYDRA_")}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [env.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(RUN_PY), "recipe=recipe.yaml", f"ray.address={cluster_address}", "hydra.run.dir=out"],
+        cwd=tmp_path,
+        env={**env, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "OK: 6 workers on 2 machines, 18 of 18 checks held (simulated)"
+    report = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))
+    assert [(worker["group"], worker["rank"]) for worker in report["workers"]] == [
+        *[("actor", rank) for rank in range(4)],
+        *[("reward", rank) for rank in range(2)],
+    ]
+    assert [worker["result"] for worker in report["workers"]][4:] == ["hi 0 of 2", "hi 1 of 2"]
+    assert {check["name"].partition(": ")[0] for check in report["checks"]} == {"actor", "reward"}
+    assert ">reward" in (tmp_path / "out/layout.svg").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_gives_a_recipe_back(cluster_address: str, tmp_path: Path) -> None:
+    """While the training function runs: exit 130, one line, and the cluster is free again."""
+    (tmp_path / "program.py").write_text(
+        "import sys, time\nfrom rl_cluster import run_recipe\n"
+        "def train(recipe):\n    print('training', flush=True)\n    time.sleep(600)\n"
+        f"cfg = {{'a': {{'cluster': {{'gpus_per_node': 2}}, 'worker': {{}}}}, 'ray': {{'address': '{cluster_address}'}}}}\n"
+        "sys.exit(run_recipe(cfg, train))\n",
+        encoding="utf-8",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(RUN_PY.parent), os.environ.get("PYTHONPATH", "")])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "training\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == "interrupted by Ctrl-C; everything was given back"
+    assert "Traceback" not in err
+
+
+def test_the_cluster_is_free_after_that(connected: None) -> None:
+    """The fixture looks."""
+    from rl_cluster.session import look_around
+
+    assert len([node for node in look_around().nodes if node.state == "alive"]) == 3

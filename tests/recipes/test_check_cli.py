@@ -20,7 +20,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
             "cluster/3x2.yaml": f"# Three of two.\n{SCHEMA}num_nodes: 3\ngpus_per_node: 2\nbundles_per_node: ${{.gpus_per_node}}\n",
             "numa/mine.yaml": "defaults:\n  - /rl_cluster/schema/numa@_here_\n  - _self_\nmembind: off\nstrict: no\n",
             "recipe.yaml": "defaults:\n  - /cluster@policy.cluster: 3x2\n  - /numa@policy.numa: mine\n  - _self_\n"
-            "n: 2\nlr: 1e-3\npolicy:\n  cluster: {num_nodes: '${n}', timeout_s: 60, max_colocated_worker_groups: 2}\n  model: {_target_: a.b.C}\n"
+            "n: 2\nlr: 1e-3\npolicy:\n  cluster: {num_nodes: '${n}', timeout_s: 60, max_colocated_worker_groups: "
+            "2}\n  model: {_target_: a.b.C}\n"
             "roles:\n  r:\n    on: {cluster: policy, nodes: [0]}\n",
         },
         [],
@@ -84,9 +85,11 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
         [
             "numa/010.yaml:1: must have a name that YAML leaves alone, got '010' (read as 8). Fix: rename the file",
             "numa/1e3.yaml:1: must have a name that YAML leaves alone, got '1e3' (read as 1000.0). Fix: rename the file",
-            "numa/null.yaml:1: must have a name that YAML leaves alone, got 'null' (read as something else than a text). Fix: rename the file",
+            "numa/null.yaml:1: must have a name that YAML leaves alone, got 'null' (read as something else than "
+            "a text). Fix: rename the file",
             "numa/off.yaml:1: must have a name that YAML leaves alone, got 'off' (read as false). Fix: rename the file",
-            "numa/true.yaml:1: must have a name that YAML leaves alone, got 'true' (read as something else than a text). Fix: rename the file",
+            "numa/true.yaml:1: must have a name that YAML leaves alone, got 'true' (read as something else than "
+            "a text). Fix: rename the file",
         ],
     ),
     "a recipe's defaults list": (
@@ -95,7 +98,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
             "  - data: mine\n  - _self_\na:\n  cluster: {gpus_per_node: 2}\n"
         },
         [
-            "recipe.yaml:2: defaults[0]: must be an option of cluster (1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, local or "
+            "recipe.yaml:2: defaults[0]: must be an option of cluster (1x8, 1x8_colocated, 2x8_pack, 2x8_spread, "
+            "4x8_strict_spread, local or "
             "uneven_8_4), got '2x8_sprd'. Fix: write 2x8_spread",
             "recipe.yaml:3: defaults[1]: must be a group of options, got 'clustr'. Fix: write /cluster@b.cluster: 1x8",
             "recipe.yaml:4: defaults[2]: must name an option that YAML leaves alone (it reads off as false), got 'off'. "
@@ -104,7 +108,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     ),
     "a recipe's roles": (
         {
-            "recipe.yaml": "defaults:\n  - /cluster@a.cluster: 1x8\n  - _self_\na:\n  lr: 1\n  worker:\n    targt: a.B\n    kwargs: {x: 010}\n"
+            "recipe.yaml": "defaults:\n  - /cluster@a.cluster: 1x8\n  - _self_\na:\n  lr: 1\n  worker:\n    targt: a.B\n    "
+            "kwargs: {x: 010}\n"
             "roles:\n  no: {'on': a}\n  c:\n    on: {cluster: a, nodes: [3]}\n    wrker: {}\n"
         },
         [
@@ -118,7 +123,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "a value that an option brought": (
         {
             "cluster/bad.yaml": f"{SCHEMA}num_nodes: 2\n",
-            "recipe.yaml": "x: 1\ndefaults:\n  - /numa@a.numa: gpu_local\n  - /cluster@a.cluster: bad\na:\n  cluster: {bundle_ct_per_node_list: [8]}\n",
+            "recipe.yaml": "x: 1\ndefaults:\n  - /numa@a.numa: gpu_local\n  - /cluster@a.cluster: bad\na:\n  cluster: "
+            "{bundle_ct_per_node_list: [8]}\n",
         },
         [
             "recipe.yaml:6: a.cluster.bundle_ct_per_node_list: must have one entry per logical node, got [8] (1 entries) with num_nodes 2. "

@@ -116,7 +116,7 @@ def test_nemo_rl_takes_the_cluster_and_tied_bundles(connected: None) -> None:
     assert seen["tied"] == [(0, [0, 1]), (1, [0, 1])]
     assert all(status.startswith(("bound", "skipped", "partial")) for status in seen["status"][:4])
     assert seen["status"][4:] == [""] * 4  # numa.enabled is false for generation: there is nothing to call
-    assert [address for address, _ in seen["addresses"]][0] == seen["master"][0]
+    assert seen["addresses"][0][0] == seen["master"][0]
     assert all(1400 <= port < 2000 for _, port in seen["addresses"])
 
 

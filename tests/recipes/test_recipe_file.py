@@ -139,7 +139,8 @@ PROBLEMS: dict[str, tuple[str, list[str], list[str]]] = {
         "defaults: [/cluster@a.cluster: [1x8, local]]\n",
         [],
         [
-            "FILE: defaults[0]: must choose one option by its name (['1x8', 'local'] is none), got {'/cluster@a.cluster': ['1x8', 'local']}. "
+            "FILE: defaults[0]: must choose one option by its name (['1x8', 'local'] is none), got "
+            "{'/cluster@a.cluster': ['1x8', 'local']}. "
             "Fix: write it out, or compose this recipe by Hydra"
         ],
     ),

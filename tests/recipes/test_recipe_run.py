@@ -68,7 +68,14 @@ def run(folder: Path, script: Path, *words: str) -> tuple[int, str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     env |= {"RAY_ADDRESS": "local", "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT) if (ROOT / "rl_cluster").is_dir() else ""}
     done = subprocess.run(
-        [sys.executable, str(script), *words], cwd=folder, env=env, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+        [sys.executable, str(script), *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -111,7 +118,9 @@ def test_mode_and_inventory_can_stand_in_the_config(folder: Path) -> None:
             id="inventory",
         ),
         pytest.param(("worker: {}", "worker: {target: no.where.C}"), [], 1, "policy.worker.target: no module named 'no'", id="no class"),
-        pytest.param(("numa: {}", "numa: {membind: maybe}"), [], 1, "policy.numa.membind: must be true or false, got 'maybe'\n", id="value"),
+        pytest.param(
+            ("numa: {}", "numa: {membind: maybe}"), [], 1, "policy.numa.membind: must be true or false, got 'maybe'\n", id="value"
+        ),
     ],
 )
 def test_a_program_tells_problems_in_their_own_lines(

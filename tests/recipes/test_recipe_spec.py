@@ -105,7 +105,8 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         {"policy": {"cluster": "2x8_sprea"}},
         [
             "policy.cluster: must be a group of keys (ClusterSpec), got '2x8_sprea'. Fix: to choose an option write "
-            "cluster@policy.cluster=2x8_spread; the options are 1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, local, uneven_8_4"
+            "cluster@policy.cluster=2x8_spread; the options are 1x8, 1x8_colocated, 2x8_pack, 2x8_spread, "
+            "4x8_strict_spread, local, uneven_8_4"
         ],
     ),
     "a misspelt cluster": (
@@ -158,7 +159,11 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         ],
     ),
     "bundles that are not there": (
-        {"policy": {"cluster": SMALL}, "r": {"on": {"cluster": "policy", "nodes": [1]}}, "s": {"on": {"cluster": "policy", "gpus": [1, 2]}}},
+        {
+            "policy": {"cluster": SMALL},
+            "r": {"on": {"cluster": "policy", "nodes": [1]}},
+            "s": {"on": {"cluster": "policy", "gpus": [1, 2]}},
+        },
         [
             "r.on.nodes[0]: must be a logical node of policy (only 0), got 1",
             "s.on.gpus[1]: must be a bundle of the chosen logical nodes of policy (0 to 1), got 2",
