@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
 from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.job import working_in
-from rl_cluster.recipe_plan import build_recipe_picture
+from rl_cluster.recipe_plan import build_recipe_picture, check_overlaps
 from rl_cluster.recipe_preview import plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import OneOf, RuleBroken
@@ -57,6 +57,7 @@ def run_recipe(
                 screen.grid(build_recipe_picture(plan))
                 screen.show(planned_line(plan))
                 return EXIT_OK
+            check_overlaps(recipe)  # before Ray is imported
             return _up(recipe, train, interrupts, modules_in or os.curdir)
         except RlClusterError as error:
             interrupts.ending()

@@ -15,7 +15,7 @@ NODES, GPUS_PER_NODE, CPUS_PER_NODE = 3, 2, 16
 @pytest.fixture(scope="package")
 def cluster_address() -> Iterator[str]:
     """The address of a simulated Ray of three nodes with two GPUs each; no process is connected to it."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray.actor")
     from rl_cluster.inventory import Inventory, PhysicalNode
     from rl_cluster.simulate import simulated_cluster
 
