@@ -2,7 +2,7 @@
 
 Recipes are found in a host's config, whose other keys are its own business. So that a typo in a role is not taken for one of those
 keys: what stands under ``roles`` must be roles through and through; elsewhere a key that resembles one of ours is refused where
-its value is a group of keys.
+its value is a group with keys of ours.
 """
 
 from __future__ import annotations
@@ -178,13 +178,13 @@ def _nearly_a_role(where: str, node: Mapping[Any, Any]) -> list[str]:
 def _alike(node: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
     for key in node:
         near = difflib.get_close_matches(str(key).lower(), ROLE_PARTS, n=1, cutoff=_ALIKE)
-        if near and near[0] != str(key) and isinstance(_value(node, key), Mapping):
+        if near and near[0] != str(key) and _shares_keys(_value(node, key), near[0]):
             yield str(key), near[0]
 
 
-def _shares_keys(node: Mapping[Any, Any], key: str, part: str) -> bool:
-    """Beside the right key, only a group with keys of that part is a slip; a host may have its own ``clusters``."""
-    return bool(set(map(str, _value(node, key))) & set(rules.field_types(ROLE_PARTS[part])))
+def _shares_keys(value: object, part: str) -> bool:
+    """A group with at least one key of that part: a host may have ``envs`` or ``workers`` of its own."""
+    return isinstance(value, Mapping) and bool(set(map(str, value)) & set(rules.field_types(ROLE_PARTS[part])))
 
 
 def _value(node: Mapping[Any, Any], key: Any) -> Any:
@@ -238,7 +238,7 @@ def _role(name: str, path: str, node: object, *, strict: bool, problems: list[st
             fix = f"write {config.join_path(path, near)}" if near else f"leave it out; the keys here are {', '.join(ROLE_PARTS)}"
             problems.append(RuleBroken("must be a part of a role", _value(mapping, key), fix=fix).line(where))
     if not strict:
-        problems += [_misspelt(path, key, near) for key, near in _alike(mapping) if near not in parts or _shares_keys(mapping, key, near)]
+        problems += [_misspelt(path, key, near) for key, near in _alike(mapping)]
     if len(problems) > before:
         return None
     if ("cluster" in parts) == ("on" in parts):
