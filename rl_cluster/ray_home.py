@@ -14,15 +14,32 @@ from rl_cluster import _reaper
 
 # Ray's sockets lie below it: <home>/session_<date>_<time>_<pid>/sockets/plasma_store.31, and a socket's path has at most 107 bytes
 MAX_HOME_LENGTH = 40
+HOMES = "RL_CLUSTER_RAY_HOMES"  # variable: the folder for the homes of a sweep's jobs, whose owner clears it at the end
+
+
+@contextlib.contextmanager
+def homes_of_jobs() -> Iterator[None]:
+    """Within the block, the homes of this process and of its children lie in one folder; at the end whatever is left there is ended.
+
+    A launcher that kills the processes of its jobs with all their children (joblib's does, on Ctrl-C) kills their reapers, too.
+    """
+    folder = tempfile.mkdtemp(prefix="rls-", dir=_short_parent(tempfile.gettempdir(), "/rls-12345678/rlc-12345678"))
+    os.environ[HOMES] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop(HOMES, None)
+        _reaper.reap(folder)
+
+
+def _short_parent(folder: str, below: str) -> str:
+    return "/tmp" if len(os.fsencode(folder)) > MAX_HOME_LENGTH - len(below) else folder
 
 
 @contextlib.contextmanager
 def ray_home() -> Iterator[Path]:
     """Make a folder for Ray's sessions; end what still runs out of it and remove it afterwards, even if this process is killed."""
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > MAX_HOME_LENGTH - len("/rlc-12345678"):
-        parent = "/tmp"
-    home = tempfile.mkdtemp(prefix="rlc-", dir=parent)
+    home = tempfile.mkdtemp(prefix="rlc-", dir=_short_parent(os.environ.get(HOMES) or tempfile.gettempdir(), "/rlc-12345678"))
     try:
         reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", _reaper.__file__, home, str(os.getpid())],

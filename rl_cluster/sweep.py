@@ -22,6 +22,7 @@ from attrs import define
 
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RlClusterError
 from rl_cluster.interrupts import EXIT_BY_SIGNAL
+from rl_cluster.ray_home import homes_of_jobs
 from rl_cluster.screen import Screen
 from rl_cluster.simulate_shared import SharedSimulation, sharing
 from rl_cluster.sweep_summary import JobRow, SummaryFiles, finished_row, unfinished_row
@@ -46,6 +47,7 @@ class Sweep:
     config_name: str
     called_from: str
     simulation: SharedSimulation
+    held: contextlib.ExitStack
 
 
 _BEGUN: list[Sweep] = []  # at most one: Hydra runs one sweep in a process
@@ -59,11 +61,12 @@ class SweepBegin:
         hydra_config = config.hydra
         folder = Path(str(hydra_config.runtime.cwd), str(hydra_config.sweep.dir))
         jobs = _words_of_jobs(config) if hydra_config.sweeper.get("_target_") == BASIC_SWEEPER else ()
-        sweep = Sweep(
-            SummaryFiles(folder), jobs, config_name or "", str(hydra_config.runtime.cwd), SharedSimulation(_simulated_by_all_jobs)
-        )
-        sweep.files.clear()
+        called_from, simulation = str(hydra_config.runtime.cwd), SharedSimulation(_simulated_by_all_jobs)
+        sweep = Sweep(SummaryFiles(folder), jobs, config_name or "", called_from, simulation, contextlib.ExitStack())
         _BEGUN[:] = [sweep]
+        sweep.files.clear()
+        sweep.held.enter_context(homes_of_jobs())
+        sweep.held.callback(simulation.close)
 
     def _nothing(self, **_: Any) -> None:
         pass
@@ -213,7 +216,7 @@ def end_sweep(*, interrupted: bool) -> list[int]:
     if not _BEGUN:
         return []
     sweep = _BEGUN.pop()
-    sweep.simulation.close()
+    sweep.held.close()
     try:
         rows = _completed(sweep, interrupted=interrupted)
         if rows:

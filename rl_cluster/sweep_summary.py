@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -153,7 +154,8 @@ class SummaryFiles:
     def clear(self) -> None:
         """Forget the sweep that was here before."""
         for path in (self.table, self.records, self.picture):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what is in the way is said by whoever writes there
+                path.unlink()
 
     def read(self) -> tuple[JobRow, ...]:
         """The rows so far, by job number.

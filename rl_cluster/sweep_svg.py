@@ -27,7 +27,7 @@ LINE = 17
 BAR = 14
 BAR_LABEL = 92
 STEPS_HEIGHT = BAR + LINE + 6
-ERROR_LINES = 3
+ERROR_LINES = 5
 COLORS = {"ok": "#1a7f37", "planned": "#1a7f37", "failed": "#c4001d", "interrupted": "#9a6700", "not run": "#6e7781", "running": "#0969da"}
 STEPS = (("placing", "#8250df"), ("bringing workers up", "#54aeff"), ("checking and giving back", "#afb8c1"))
 OWN_STYLE = (
@@ -235,10 +235,10 @@ def _draw_steps(steps: Sequence[float], row: JobRow, x: float, y: float, scales:
             shapes.append(rectangle(x + left, y, right - left, BAR, "", radius=1, fill=color, tip=f"{what}: {end - before:.2f} s"))
         before = end
     shapes.append(words(x + room + 8, y + 11.5, f"ready {steps[1]:.1f} s", "where"))
-    used = f"{row.physical_nodes} of {count_of(len(row.machines), 'machine')} used" if row.physical_nodes else ""
-    bound = f"CPUs: {render_counts(row.cpu_bindings)}" if row.cpu_bindings else ""
-    facts = " · ".join(text for text in (used, bound) if text)
-    shapes.append(words(x, y + BAR + LINE, clip(facts, CARD_WIDTH - 2 * PAD, 12), "text soft"))
+    used = f"{row.physical_nodes} of {count_of(len(row.machines), 'machine')}" if row.physical_nodes else ""
+    bound = render_counts(row.cpu_bindings)
+    facts = " · ".join(text for text in (used, f"CPUs {bound}" if bound else "") if text)
+    shapes.append(words(x, y + BAR + LINE, clip(facts, CARD_WIDTH - PAD, 12), "text soft"))
     return shapes
 
 

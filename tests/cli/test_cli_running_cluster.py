@@ -89,7 +89,12 @@ def test_sweep_gives_back_between_jobs(run_py: RunPy, untouched: RunningCluster)
     assert [report["ok"] for report in reports] == [True, False, True]
     assert [len(report["workers"]) for report in reports] == [3, 0, 3]
     assert [validate_report(report) for report in reports] == [[], [], []]
-    assert [line.partition(":")[0] for line in done.out.splitlines() if line.startswith(("OK", "FAILED: "))] == ["OK", "FAILED", "OK"]
+    assert [line.partition(":")[0] for line in done.out.splitlines() if line.startswith(("OK", "FAILED: "))] == [
+        "OK",
+        "FAILED",
+        "OK",
+        "FAILED",
+    ]
     assert len({Path(folder).parent for folder in done.folders}) == 1
 
 
@@ -147,3 +152,13 @@ def test_sigterm_while_it_waits_for_resources(run_py: RunPy, cluster: RunningClu
     assert "Traceback" not in done.err
     state = cluster.settles(nothing_taken)
     assert nothing_taken(state), state
+
+
+def test_a_sweep_uses_it_as_it_is(run_py: RunPy, untouched: RunningCluster) -> None:
+    """A sweep starts nothing: its jobs run one after the other on the running cluster, each finds all of it free and leaves it so."""
+    words = ("cluster.gpus_per_node=2", "cluster.strategy=SPREAD,STRICT_SPREAD,PACK", f"ray.address={untouched.address}")
+    done = run_py("-m", "cluster.num_nodes=2", *words)
+    assert done.code == 0, done.err
+    assert done.last_line == "OK: 3 of 3 jobs ok (simulated)"
+    assert "starting" not in done.err
+    assert nothing_taken(untouched.settles(nothing_taken))
