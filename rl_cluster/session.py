@@ -140,17 +140,22 @@ def find_running() -> str | None:
     return None
 
 
-def _why_private(address: str) -> str | None:
-    """Why a cluster of this machine is not for us, or None. Looks without connecting as a driver."""
+def _alive_nodes(address: str) -> list[dict[str, Any]]:
+    """Ray's records of the nodes of a cluster, asked without connecting as a driver."""
     from ray._private.state import GlobalState
     from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]
 
     state = GlobalState()
     state._initialize_global_state(GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False))
     try:
-        nodes = [node for node in state.node_table() if node["Alive"]]
+        return [node for node in state.node_table() if node["Alive"]]
     finally:
         state.disconnect()
+
+
+def _why_private(address: str) -> str | None:
+    """Why a cluster of this machine is not for us, or None. Looks without connecting as a driver."""
+    nodes = _alive_nodes(address)
     owners = sorted({node["Labels"][OWNER_LABEL] for node in nodes if OWNER_LABEL in node["Labels"]})
     if owners:
         return f"it belongs to another run (process {', '.join(owners)}) and ends with it"
@@ -205,10 +210,10 @@ def _free_simulation(shared: SharedSimulation, spec: RaySpec, inventory: Invento
     """Connect to the shared cluster once all of it is free; what an earlier job has broken or still holds is replaced by a fresh one."""
     for is_last in (False, True):
         simulated = shared.cluster_for(spec, inventory)
-        held = _why_unreachable(simulated.address)
+        held = _what_broke(simulated)
         if held is None:
             _connect(simulated.address, log_to_driver=spec.log_to_driver)
-            held = _held_after(FREE_WITHIN_S, nodes=len(simulated.node_ids))
+            held = _held_after(FREE_WITHIN_S)
         if held is None:
             return simulated
         ray.shutdown()
@@ -218,27 +223,26 @@ def _free_simulation(shared: SharedSimulation, spec: RaySpec, inventory: Invento
     raise RlClusterError(f"ray.kind: a simulated cluster that was just started must be whole and free, got: {held}. Fix: see Ray's log")
 
 
-def _why_unreachable(address: str) -> str | None:
+def _what_broke(simulated: SimulatedCluster) -> str | None:
+    """Why the cluster can't be used any more, or None; asked before connecting, which needs an unbroken one."""
     try:
-        check_reachable(address)
+        check_reachable(simulated.address)
     except ClusterUnreachableError as error:
         return str(error)
-    return None
+    alive, all_of_them = len(_alive_nodes(simulated.address)), len(simulated.node_ids)
+    return f"{alive} of its {all_of_them} nodes are alive" if alive < all_of_them else None
 
 
-def _held_after(seconds: float, *, nodes: int) -> str | None:
-    """What the cluster that only we use still lacks of being whole and free after so many seconds, or None."""
+def _held_after(seconds: float) -> str | None:
+    """What is still held after so many seconds on a cluster that only we use, or None."""
     deadline = time.monotonic() + seconds
     while True:
-        alive = [node for node in snapshot_inventory().nodes if node.state == "alive"]
         held = [
             f"{total - node.free.get(name, 0.0):g} of {total:g} {name} held on {node.address}"
-            for node in alive
+            for node in snapshot_inventory().nodes
             for name, total in node.total.items()
             if name in ("CPU", "GPU") and node.free.get(name, 0.0) < total
         ]
-        if len(alive) < nodes:
-            held.insert(0, f"{len(alive)} of its {nodes} nodes are alive")
         if not held:
             return None
         if time.monotonic() > deadline:

@@ -11,14 +11,17 @@ import pytest
 from run_py import RunPy
 
 WORKERS = """
-import pathlib, time
+import os, pathlib, signal, time
 
 class Worker:
-    def __init__(self, job: int, fail: bool = False, wait: str = "") -> None:
+    def __init__(self, job: int, fail: bool = False, wait: str = "", lose_node: bool = False) -> None:
         if fail:
             raise ValueError("this job fails")
         if wait:
             pathlib.Path(wait).touch()
+            time.sleep(600)
+        if lose_node:
+            os.kill(os.getppid(), signal.SIGKILL)  # the raylet
             time.sleep(600)
 """
 SIMULATED = ("cluster.gpus_per_node=1", "ray=simulated", "hydra.sweep.dir=sweep")
@@ -128,6 +131,16 @@ def test_a_failing_and_an_interrupted_job_among_eight(run_py: RunPy) -> None:
     assert rows[6]["overrides"][:2] == ["worker.target=workers.Worker", "worker.kwargs={job:6}"]
     assert done.last_line == "FAILED: 3 of 8 jobs ok, 1 failed, 1 interrupted, 3 not run (simulated)"
     assert "Traceback" not in done.out + done.err
+
+
+@pytest.mark.ray
+def test_a_job_that_breaks_the_cluster_harms_no_other(run_py: RunPy) -> None:
+    """When a job has lost a node of the shared cluster, the next one says so and gets a fresh cluster."""
+    (run_py.folder / "workers.py").write_text(WORKERS, encoding="utf-8")
+    words = ("worker.target=workers.Worker", "worker.kwargs={job: 0, lose_node: true},{job: 1}", "cluster.num_nodes=2")
+    done = run_py("-m", *words, "cluster.strategy=STRICT_SPREAD", *SIMULATED)
+    assert (done.code, summary(run_py)) == (4, [(0, "failed", 4), (1, "ok", 0)])
+    assert "The sweep's simulated cluster is not as it was before the job before" in done.err
 
 
 @pytest.mark.ray
