@@ -26,7 +26,7 @@ from rl_cluster.recipe_spec import recipe_from_config
 from rl_cluster.schema import RaySpec
 from rl_cluster.svg import render_svg
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parent / "golden"
 
 FOUR_ROLES: dict[str, Any] = {
     "actor": {"cluster": {"num_nodes": 2, "gpus_per_node": 4, "max_colocated_worker_groups": 2}, "numa": {}},
@@ -65,7 +65,7 @@ def test_all_roles_are_planned_together() -> None:
 def test_every_role_is_drawn_on_every_gpu() -> None:
     """Colocated ones one above the other."""
     drawn = render_grid(build_recipe_picture(planned(FOUR_ROLES, made_up_inventory(4, 4, 4))), width=100)
-    assert drawn + "\n" == (GOLDEN / "recipe_four_roles.txt").read_text(encoding="utf-8")
+    assert drawn + "\n" == (GOLDEN / "four_roles.txt").read_text(encoding="utf-8")
 
 
 def test_the_svg_names_every_role() -> None:
@@ -119,7 +119,7 @@ def test_an_overlap_that_was_not_declared_is_drawn() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         check_overlaps(recipe_from_config(config))
-    assert str(caught.value) + "\n" == (GOLDEN / "recipe_overlap.txt").read_text(encoding="utf-8")
+    assert str(caught.value) + "\n" == (GOLDEN / "overlap.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
