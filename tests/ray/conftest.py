@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.schema import RaySpec
 
 HERE = Path(__file__).parent
+_held = contextlib.ExitStack()
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # a token in the home folder would lock out the nodes
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -51,8 +53,15 @@ NODES = (
 @pytest.fixture(scope="session")
 def simulated() -> Iterator[session.RaySession]:
     """The simulated cluster, with this process connected to it."""
-    with session.open_ray(RaySpec(kind="simulated"), simulated=Inventory(NODES, simulated=True)) as found:
-        yield found
+    with _held:
+        yield _held.enter_context(session.open_ray(RaySpec(kind="simulated"), simulated=Inventory(NODES, simulated=True)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The cluster ends with the last test of this folder: those of other folders connect this process elsewhere."""
+    if HERE in item.path.parents and (nextitem is None or HERE not in nextitem.path.parents):
+        _held.close()
 
 
 @pytest.fixture(autouse=True)
