@@ -66,7 +66,7 @@ class ClusterUnreachableError(RlClusterError, ConnectionError):
 
 
 class WorkerStartError(RlClusterError, RuntimeError):
-    """A worker failed while it came up. Fields: ``rank`` (the planned one, before ranks are given), ``bundle``, ``node``, ``cause_text``."""
+    """A worker failed while it came up. Fields: ``rank`` (the planned one at first), ``bundle``, ``node``, ``cause_text``."""
 
 
 class WorkerError(RlClusterError, RuntimeError):
