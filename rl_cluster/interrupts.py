@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
 
 EXIT_BY_SIGNAL = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+LOST_AGAIN_AFTER_S = 0.05  # after which the hook that lost it has ended
 
 
 class Interrupted(KeyboardInterrupt):
@@ -58,6 +63,14 @@ class Interrupts:
             for number in EXIT_BY_SIGNAL:
                 signal.signal(number, self.handle)
 
+    def lost(self, stop: Interrupted) -> None:
+        """Interrupt once more: Python throws away what is raised in a ``__del__`` or in a hook around a fork (subprocess, logging)."""
+        if not self._ending:
+            self._when = -math.inf
+            again = threading.Timer(LOST_AGAIN_AFTER_S, os.kill, (os.getpid(), stop.number))
+            again.daemon = True
+            again.start()
+
     def ending(self) -> None:
         """From here on no signal interrupts: the end has begun anyway."""
         self._ending = True
@@ -65,7 +78,10 @@ class Interrupts:
 
 @contextlib.contextmanager
 def without_rays_handler() -> Iterator[None]:
-    """Keep ``ray.init`` from taking SIGTERM over within the block: its handler ends the process at once, whatever is still held."""
+    """Keep ``ray.init`` from taking SIGTERM over within the block: its handler ends the process at once, whatever is still held.
+
+    Ray's C++ part takes it over, too, below Python: prints a stack, and aborts the process 3 s later. So it is taken back at the end.
+    """
     from ray._private import utils
 
     rays = utils.set_sigterm_handler
@@ -74,6 +90,8 @@ def without_rays_handler() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = rays
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextlib.contextmanager
@@ -82,9 +100,19 @@ def orderly_interrupts() -> Iterator[Interrupts]:
     before = {number: signal.getsignal(number) for number in EXIT_BY_SIGNAL}
     interrupts = Interrupts()
     interrupts.install()
+    unraisable = sys.unraisablehook
+
+    def not_for_nothing(told: sys.UnraisableHookArgs) -> None:
+        if isinstance(told.exc_value, Interrupted):
+            interrupts.lost(told.exc_value)
+        else:
+            unraisable(told)
+
+    sys.unraisablehook = not_for_nothing
     try:
         yield interrupts
     finally:
+        sys.unraisablehook = unraisable
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 import pytest
 
@@ -51,3 +53,20 @@ def test_signal_that_was_lost() -> None:
 def test_interrupt_that_ray_has_renamed() -> None:
     """A plain KeyboardInterrupt is the signal that came, or Ctrl-C if none went through our handler."""
     assert Interrupts().named(KeyboardInterrupt()).exit_code == 130
+
+
+def test_a_signal_that_python_throws_away_comes_again() -> None:
+    """What the handler raises in a ``__del__`` goes nowhere; the run is interrupted a moment later all the same."""
+
+    class Unlucky:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):  # where the handler runs
+                pass
+
+    def run() -> None:
+        Unlucky()
+        time.sleep(60)
+
+    with orderly_interrupts(), pytest.raises(Interrupted, match="SIGINT"):
+        run()
