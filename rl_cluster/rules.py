@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 METADATA_KEY = "rl_cluster.rules"
+SHOWN_LIMIT = 1000  # characters of a value in a message
 
 
 class RuleBroken(ValueError):
@@ -33,8 +34,24 @@ class RuleBroken(ValueError):
 
     def line(self, where: str) -> str:
         """One line for a person: ``where: rule, got value. Fix: ...``."""
-        got = f"{where}{self.at}: {self.rule}, got {self.value!r}" + (f" {self.note}" if self.note else "")
+        got = f"{where}{self.at}: {self.rule}, got {shown(self.value)}" + (f" {self.note}" if self.note else "")
         return f"{got}. Fix: {self.fix}" if self.fix else got
+
+
+class _Words(str):
+    """What a message shows instead of a value."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its repr, cut where nobody would read on."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an int of more than 4300 digits, alone or within a list
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a number of more than 4300 digits"
+    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}... ({len(text)} characters)"
 
 
 def near_word(word: object, words: Iterable[str]) -> str | None:
@@ -61,6 +78,28 @@ class AtLeast:
     def __call__(self, value: float) -> None:
         if not value >= self.low:
             raise RuleBroken(f"must be at least {self.low:g}", value)
+
+
+@attrs.frozen
+class AtMost:
+    """``value <= high``; infinity and not-a-number are refused as well."""
+
+    high: int
+
+    def __call__(self, value: float) -> None:
+        if not value <= self.high:
+            raise RuleBroken(f"must be at most {self.high}", value)
+
+
+@attrs.frozen
+class AtMostItems:
+    """No more items than ``high``."""
+
+    high: int
+
+    def __call__(self, value: Sequence[Any]) -> None:
+        if len(value) > self.high:
+            raise RuleBroken(f"must have at most {self.high} entries", len(value), note="entries")
 
 
 @attrs.frozen
@@ -200,16 +239,22 @@ def _to_float(value: Any) -> float:
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)
+        except OverflowError:  # an int of more than 308 digits
+            raise RuleBroken("must be a number of at most 308 digits", value) from None
         except ValueError:
             pass
     raise RuleBroken("must be a number", value)
 
 
 def _to_str(value: Any) -> str:
-    if isinstance(value, str) or (hasattr(value, "__fspath__") and isinstance(value.__fspath__(), str)):
-        return str(value)
-    if isinstance(value, (int, float)):
-        return str(value)
+    if isinstance(value, (str, int, float)) or (hasattr(value, "__fspath__") and isinstance(value.__fspath__(), str)):
+        try:
+            text = str(value)
+        except ValueError:
+            raise RuleBroken("must be a text", value) from None
+        if "\0" in text:  # no name, path, variable or address can have one: the kernel's texts end there
+            raise RuleBroken("must hold no NUL character", _Words("one"), fix="remove it")  # not the text: it may be a secret
+        return text
     raise RuleBroken("must be a text", value)
 
 

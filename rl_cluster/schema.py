@@ -16,7 +16,22 @@ from attrs import define, field, setters
 
 from rl_cluster import rules
 from rl_cluster.errors import ConfigError
-from rl_cluster.rules import AtLeast, Between, EachItem, EachKey, EachValue, Matches, MoreThan, NotIn, OneOf, RuleBroken, is_finite, keeps
+from rl_cluster.rules import (
+    AtLeast,
+    AtMost,
+    AtMostItems,
+    Between,
+    EachItem,
+    EachKey,
+    EachValue,
+    Matches,
+    MoreThan,
+    NotIn,
+    OneOf,
+    RuleBroken,
+    is_finite,
+    keeps,
+)
 
 STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 CPU_BINDS = ("node", "exclusive", "socket", "none")
@@ -29,6 +44,14 @@ RAY_KINDS = ("auto", "local", "simulated")
 MODES = ("up", "plan")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+MAX_COUNT = 100_000  # of nodes, of accelerators of one, ...: ten times the largest cluster that is planned for
+MAX_WORLD_SIZE = 1_000_000
+MAX_SECONDS = 10_000_000  # 115 days; waits of Python and of Ray overflow somewhere above
+MAX_AMOUNT = 10**12  # of a resource: Ray counts in steps of 1e-4 in 64 bits
+
+_COUNT = AtMost(MAX_COUNT)
+_COUNTS = (AtMostItems(MAX_COUNT), EachItem(AtLeast(0)), EachItem(_COUNT))
+_SECONDS = (MoreThan(0), AtMost(MAX_SECONDS))
 _NOT_EMPTY = Matches(r"(?s).*\S.*", "a text that is not empty")
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 _NO_RANKS = "write none of these: the layout sets the rank variables in every worker"
@@ -75,21 +98,23 @@ class ClusterSpec(_Spec):
     """
 
     name: str = ""  # prefix of the placement groups
-    num_nodes: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # logical nodes; default: the list's length, else 1
-    gpus_per_node: int = field(default=8, metadata=keeps(AtLeast(0)))  # of a logical node; 0 for a CPU-only cluster
-    bundles_per_node: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # default: gpus_per_node
+    num_nodes: int | None = field(default=None, metadata=keeps(AtLeast(1), _COUNT))  # logical nodes; default: the list's length, else 1
+    gpus_per_node: int = field(default=8, metadata=keeps(AtLeast(0), _COUNT))  # of a logical node; 0 for a CPU-only cluster
+    bundles_per_node: int | None = field(default=None, metadata=keeps(AtLeast(1), _COUNT))  # default: gpus_per_node
     bundle_ct_per_node_list: list[int] | None = field(  # uneven clusters; says num_nodes and bundles_per_node by itself
-        default=None, metadata=keeps(EachItem(AtLeast(0)))
+        default=None, metadata=keeps(*_COUNTS)
     )
     use_gpus: bool = True
     accelerator: str = field(  # Ray's resource name of one accelerator (GPU, NPU, TPU, ...)
         default="GPU",
         metadata=keeps(_NOT_EMPTY, NotIn(("CPU", "memory", "object_store_memory"), "which is no accelerator", "write GPU")),
     )
-    max_colocated_worker_groups: int = field(default=1, metadata=keeps(AtLeast(1)))
+    max_colocated_worker_groups: int = field(default=1, metadata=keeps(AtLeast(1), _COUNT))
     strategy: str = field(default="SPREAD", metadata=keeps(OneOf(STRATEGIES)))
     unified: bool = False  # one placement group for all logical nodes, or one each
-    cpus_per_bundle: float | None = field(default=None, metadata=keeps(AtLeast(0), is_finite))  # default: max_colocated_worker_groups
+    cpus_per_bundle: float | None = field(  # default: max_colocated_worker_groups
+        default=None, metadata=keeps(AtLeast(0), is_finite, AtMost(MAX_AMOUNT))
+    )
     label_selector: dict[str, str] = field(  # Ray node labels that every physical node must carry
         factory=dict, metadata=keeps(EachKey(_LABEL_KEY), EachValue(_LABEL_VALUE))
     )
@@ -100,16 +125,17 @@ class ClusterSpec(_Spec):
             EachKey(NotIn(("CPU", "GPU"), "which has a key of its own", "use cpus_per_bundle and use_gpus")),
             EachValue(MoreThan(0)),
             EachValue(is_finite),
+            EachValue(AtMost(MAX_AMOUNT)),
         ),
     )
     exclude_nodes: list[str] = field(factory=list, metadata=keeps(EachItem(_NOT_EMPTY)))  # node ids, addresses, or label=value
     use_head: str = field(  # may the head node be used (auto: only where it has accelerators, for a GPU cluster)
         default="auto", metadata=keeps(OneOf(USE_HEAD))
     )
-    segment_size: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # logical nodes per NVLink domain
+    segment_size: int | None = field(default=None, metadata=keeps(AtLeast(1), _COUNT))  # logical nodes per NVLink domain
     master_port_range_low: int = field(default=1400, metadata=keeps(Between(1, 65535)))
     master_port_range_high: int = field(default=2000, metadata=keeps(Between(1, 65535)))  # half-open
-    timeout_s: float = field(default=180.0, metadata=keeps(MoreThan(0)))  # seconds to wait for the resources
+    timeout_s: float = field(default=180.0, metadata=keeps(*_SECONDS))  # seconds to wait for the resources
 
     # --- derived, one truth for every room ---
     @property
@@ -177,6 +203,9 @@ class ClusterSpec(_Spec):
         if self.accelerator in self.resources:
             broken = RuleBroken("must not name the accelerator", self.resources, fix="leave it out: every bundle gets one by use_gpus")
             yield "resources", broken
+        if not self.bundles_open and self.world_size > MAX_WORLD_SIZE:
+            where = "num_nodes" if counts is None else "bundle_ct_per_node_list"
+            yield where, RuleBroken(f"must make at most {MAX_WORLD_SIZE} bundles in all", self.world_size)
         if not self.bundle_resources:
             broken = RuleBroken("must be more than 0 for bundles without a GPU", self.cpus_per_bundle, fix="leave cpus_per_bundle out")
             yield "cpus_per_bundle", broken
@@ -253,9 +282,9 @@ class PythonSpec(_Spec):
     venv_dir: str | None = field(  # where environments are built; default: $NEMO_RL_VENV_DIR, then a cache folder of the user
         default=None, metadata=keeps(_NOT_EMPTY)
     )
-    build_timeout_s: float = field(
-        default=1800.0, metadata=keeps(MoreThan(0))
-    )  # seconds to build one environment, waiting for others included
+    build_timeout_s: float = field(  # seconds to build one environment, waiting for others included
+        default=1800.0, metadata=keeps(*_SECONDS)
+    )
 
 
 @define(kw_only=True, on_setattr=setters.frozen)
@@ -266,11 +295,11 @@ class RaySpec(_Spec):
     address: str | None = field(  # host:port of a running cluster; default: $RAY_ADDRESS, then a running local one
         default=None, metadata=keeps(_NOT_EMPTY)
     )
-    num_cpus: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # of a local Ray that we start; default: this machine's
-    num_gpus: int | None = field(default=None, metadata=keeps(AtLeast(0)))  # of a local Ray that we start; default: what Ray finds
-    simulated_nodes: int | None = field(default=None, metadata=keeps(AtLeast(1)))  # default: as many as the spec needs
-    simulated_gpus_per_node: int | None = field(default=None, metadata=keeps(AtLeast(0)))
-    simulated_cpus_per_node: int | None = field(default=None, metadata=keeps(AtLeast(1)))
+    num_cpus: int | None = field(default=None, metadata=keeps(AtLeast(1), _COUNT))  # of a local Ray that we start; default: this machine's
+    num_gpus: int | None = field(default=None, metadata=keeps(AtLeast(0), _COUNT))  # of a local Ray that we start; default: what Ray finds
+    simulated_nodes: int | None = field(default=None, metadata=keeps(AtLeast(1), _COUNT))  # default: as many as the spec needs
+    simulated_gpus_per_node: int | None = field(default=None, metadata=keeps(AtLeast(0), _COUNT))
+    simulated_cpus_per_node: int | None = field(default=None, metadata=keeps(AtLeast(1), _COUNT))
     log_to_driver: bool = False
 
     def _across(self) -> Iterator[tuple[str, RuleBroken]]:
@@ -292,7 +321,7 @@ class WorkerSpec(_Spec):
     )
     kwargs: dict[str, Any] = field(factory=dict, metadata=keeps(EachKey(Matches(_IDENTIFIER, "the name of an argument"))))
     name: str = field(default="worker", metadata=keeps(_NOT_EMPTY))  # prefix of the workers' names
-    start_timeout_s: float = field(default=300.0, metadata=keeps(MoreThan(0)))  # seconds
+    start_timeout_s: float = field(default=300.0, metadata=keeps(*_SECONDS))  # seconds
 
 
 def _forwards_no_rank(pattern: str) -> None:
@@ -323,8 +352,8 @@ class OnSpec(_Spec):
     """Which bundles of another role's cluster a role of a recipe sits on."""
 
     cluster: str = field(default="", metadata=keeps(Matches(r"(?s).*\S.*", "the name of a role that has a cluster")))
-    nodes: list[int] | None = field(default=None, metadata=keeps(EachItem(AtLeast(0))))  # logical nodes; default: all
-    gpus: list[int] | None = field(default=None, metadata=keeps(EachItem(AtLeast(0))))  # bundles within each of them; default: all
+    nodes: list[int] | None = field(default=None, metadata=keeps(*_COUNTS))  # logical nodes; default: all
+    gpus: list[int] | None = field(default=None, metadata=keeps(*_COUNTS))  # bundles within each of them; default: all
 
     def _across(self) -> Iterator[tuple[str, RuleBroken]]:
         for name, indices in (("nodes", self.nodes), ("gpus", self.gpus)):

@@ -153,9 +153,6 @@ def forwarded_env(environ: Mapping[str, str], env_spec: EnvSpec) -> WorkerEnv:
     exact = [name for name in env_spec.forward if "*" not in name]
     patterns = [name for name in env_spec.forward if "*" in name]
     problems = [*_problems(exact, "env.forward"), *_pattern_problems(patterns), *_problems(list(env_spec.set), "env.set")]
-    problems += [
-        f"env.set.{name}: must hold no NUL character, got one. Fix: remove it" for name, value in env_spec.set.items() if "\0" in str(value)
-    ]
     if problems:
         raise ConfigError(problems=problems)
 

@@ -141,7 +141,6 @@ def test_a_variable_of_the_launcher_is_forwarded_only_where_it_is_named_exactly(
             "env.forward: must be a name, or a prefix with one * at its end, got 'A*B'. Fix: e.g. MYLIB_*",
             id="star-in-the-middle",
         ),
-        pytest.param([], {"A": "1\0"}, "env.set.A: must hold no NUL character, got one. Fix: remove it", id="nul"),
     ],
 )
 def test_what_a_user_may_not_ask_for_is_a_config_error_with_a_fix(forward: list[str], sets: dict[str, str], problem: str) -> None:
