@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from attrs import Factory, frozen
-from ray.actor import ActorClass, ActorHandle
+from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.layout import PlacedBundle
+from rl_cluster.target_import import import_target
 from rl_cluster.worker_boot import Binder, worker_class
 
 GROUPS_OWN = (
@@ -109,40 +109,3 @@ def merge_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
             both = name in ("runtime_env", "env_vars") and isinstance(merged.get(name), Mapping) and isinstance(value, Mapping)
             merged[name] = merge_options(merged[name], value) if both else value
     return merged
-
-
-def import_target(target: str | type) -> tuple[type, dict[str, Any]]:
-    """The class that an import path means, and the options its ``@ray.remote(...)`` decorator carried.
-
-    Args:
-        target: ``pkg.module.Class``, a class, or a class that ``ray.remote`` has decorated.
-
-    Raises:
-        ConfigError: There is no such module or class, or it is not a class.
-    """
-    found: Any = target
-    if isinstance(target, str):
-        module_name, _, class_name = target.rpartition(".")
-        if not module_name:
-            raise ConfigError(f"worker.target: must be an import path like pkg.module.Class, got {target!r}. Fix: name the module too")
-        try:
-            found = getattr(importlib.import_module(module_name), class_name)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"worker.target: no module named {error.name!r}, got {target!r}. Fix: install it, or add its folder to PYTHONPATH"
-            ) from None
-        except AttributeError:
-            raise ConfigError(
-                f"worker.target: module {module_name!r} has no {class_name!r}, got {target!r}. Fix: correct the name"
-            ) from None
-        except Exception as error:
-            raise ConfigError(
-                f"worker.target: importing {module_name!r} failed with {type(error).__name__}: {error}. Fix: see the log for its traceback"
-            ) from error
-    options: dict[str, Any] = {}
-    if isinstance(found, ActorClass):
-        options = dict(found._default_options)
-        found = found.__ray_metadata__.modified_class.__ray_actor_class__
-    if not isinstance(found, type):
-        raise ConfigError(f"worker.target: must be a class, got {found!r}. Fix: name a class")
-    return found, options

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_cluster.actors import import_target
 from rl_cluster.errors import ConfigError
 from rl_cluster.rules import RuleBroken, near_word
 from rl_cluster.schema import WorkerSpec
+from rl_cluster.target_import import import_target
 
 
 def check_target(spec: WorkerSpec) -> None:
@@ -19,7 +19,8 @@ def check_target(spec: WorkerSpec) -> None:
         spec: With a ``target`` that this interpreter is to import.
 
     Raises:
-        ConfigError: The class can't be imported, has no such method, or its ``__init__`` takes other arguments than ``kwargs``.
+        ConfigError: The class can't be imported, has no such method or one that needs arguments, or its ``__init__`` takes
+            other arguments than ``kwargs``.
     """
     if spec.target is None:
         return
@@ -36,6 +37,11 @@ def _broken(user_class: type, spec: WorkerSpec) -> list[tuple[str, RuleBroken]]:
         near = near_word(spec.method, methods)
         fix = f"write {near}" if near else f"its public methods are {', '.join(methods)}" if methods else "add it to the class"
         found.append(("method", RuleBroken(f"must be a method of {user_class.__name__}", spec.method, fix=fix)))
+    elif spec.method is not None:
+        refusal = _why_not_called(user_class, spec.method)
+        if refusal is not None:
+            fix = "give its arguments default values, or take them by worker.kwargs in __init__"
+            found.append(("method", RuleBroken(f"must be callable without arguments ({refusal})", spec.method, fix=fix)))
     reason = _why_not_made(user_class, spec.kwargs)
     if reason is not None:
         # Only the names: a value may be a secret.
@@ -44,12 +50,22 @@ def _broken(user_class: type, spec: WorkerSpec) -> list[tuple[str, RuleBroken]]:
 
 
 def _why_not_made(user_class: type, kwargs: Mapping[str, Any]) -> str | None:
+    return _why_not_bound(user_class, (), kwargs)
+
+
+def _why_not_called(user_class: type, method: str) -> str | None:
+    found = inspect.getattr_static(user_class, method)
+    without_self = isinstance(found, (staticmethod, classmethod))
+    return _why_not_bound(getattr(user_class, method), () if without_self else (None,), {})
+
+
+def _why_not_bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     try:
-        signature = inspect.signature(user_class)
-    except (TypeError, ValueError):  # a class written in C need not tell
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # what is written in C need not tell
         return None
     try:
-        signature.bind(**kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         return f"{error}; it takes {signature}"
     return None
