@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rl_cluster.builders import build_placement_groups as build_placement_groups
     from rl_cluster.builders import build_runtime_env as build_runtime_env
     from rl_cluster.builders import build_worker_group as build_worker_group
+    from rl_cluster.builders import open_ray as open_ray
     from rl_cluster.config import from_config as from_config
     from rl_cluster.config import load_cluster as load_cluster
     from rl_cluster.config import load_numa as load_numa
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rl_cluster.recipe_file import load_recipe as load_recipe
     from rl_cluster.recipe_run import run_recipe as run_recipe
     from rl_cluster.recipe_spec import recipe_from_config as recipe_from_config
-    from rl_cluster.session import open_ray as open_ray
     from rl_cluster.virtual_cluster import RayVirtualCluster as RayVirtualCluster
     from rl_cluster.worker_group import RayWorkerGroup as RayWorkerGroup
 
@@ -46,7 +46,7 @@ _HOMES = {
     "load_python": "config",
     "load_ray": "config",
     "load_recipe": "recipe_file",
-    "open_ray": "session",
+    "open_ray": "builders",
     "recipe_from_config": "recipe_spec",
     "run_recipe": "recipe_run",
 }

@@ -18,17 +18,31 @@ GRACE_S = 15.0
 
 
 def _users_of(folder: str) -> list[int]:
-    """Processes whose command line names the folder (Ray gives each of its processes a path in there)."""
+    """Processes of Ray's that run out of the folder: their command line names it, or (some overwrite theirs) a file that they hold open.
+
+    Of the latter only those that call themselves Ray's: a user's editor may have a log of the folder open.
+    """
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
                 with open(f"/proc/{entry}/cmdline", "rb") as handle:
-                    if os.fsencode(folder) in handle.read():
-                        found.append(int(entry))
+                    command = handle.read()
+                if os.fsencode(folder) in command or (command.startswith(b"ray::") and _has_open(entry, folder + os.sep)):
+                    found.append(int(entry))
             except OSError:
                 continue  # it ended meanwhile
     return found
+
+
+def _has_open(pid: str, below: str) -> bool:
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{descriptor}").startswith(below):
+                return True
+        except OSError:
+            continue  # it was closed meanwhile
+    return False
 
 
 def reap(folder: str) -> None:

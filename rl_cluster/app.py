@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_cluster.command_line import folder_words
 from rl_cluster.config import PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_OK, ConfigError
 from rl_cluster.interrupts import orderly_interrupts
@@ -101,7 +102,7 @@ def _explain(error: Exception, *, in_job: bool) -> int:
         return EXIT_CHECK_FAILED
     else:
         # Some refusals of Hydra's are plain ValueErrors.
-        _complain(describe_compose_error(error, [word for word in sys.argv[1:] if not word.startswith("-")]))
+        _complain(describe_compose_error(error, sys.argv[1:]))
     return EXIT_CONFIG
 
 
@@ -114,7 +115,7 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     called_from = str(hydra_config.runtime.cwd)
-    overrides = list(OmegaConf.to_container(hydra_config.overrides.task) or [])
+    overrides = [*folder_words(sys.argv[1:]), *(OmegaConf.to_container(hydra_config.overrides.task) or [])]
     if called_from not in sys.path:
         sys.path.insert(1, called_from)  # worker.target may live beside the recipe, also for the installed command
     try:

@@ -6,20 +6,22 @@ What holds something (clusters, worker groups, a Ray that was started) is a cont
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 from ray.util.placement_group import PlacementGroup
 
-from rl_cluster import worker_setup
+from rl_cluster import session, worker_setup
 from rl_cluster.bring_up import Progress as WorkerProgress
 from rl_cluster.config import from_config
 from rl_cluster.errors import ConfigError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placement import Progress, place_all
-from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec
+from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec
 from rl_cluster.session import RaySession
+from rl_cluster.simulated_inventory import simulated_inventory_for_all
 from rl_cluster.virtual_cluster import RayVirtualCluster
 from rl_cluster.worker_group import PerWorker, RayWorkerBuilder, RayWorkerGroup
 
@@ -32,7 +34,33 @@ __all__ = [
     "build_runtime_env",
     "build_worker_group",
     "numa_on",
+    "open_ray",
 ]
+
+
+@contextlib.contextmanager
+def open_ray(config: object = None, *, clusters: Sequence[object] = ()) -> Iterator[RaySession]:
+    """Connect to the Ray that a config means, or start one, and give back whatever was started.
+
+    Args:
+        config: A ``ray`` node of a config, or a :class:`RaySpec`; None is ``ray=auto``.
+        clusters: ``cluster`` nodes or specs that are to run on it at the same time: a simulated Ray is sized by them.
+
+    Yields:
+        The session: ``address``, ``kind``, ``simulated``, and of a simulated Ray the ``affinity_file`` with the made-up GPU->CPU map.
+
+    Raises:
+        ConfigError: The config breaks rules, or a simulated Ray has no ``clusters`` to be sized by.
+        ClusterUnreachableError: The named cluster does not answer.
+    """
+    spec = RaySpec() if config is None else from_config(config, kind=RaySpec)
+    inventory = None
+    if spec.kind == "simulated" and clusters:
+        cpus = len(os.sched_getaffinity(0))
+        specs = [from_config(cluster, kind=ClusterSpec) for cluster in clusters]
+        inventory = simulated_inventory_for_all(specs, spec, cpus=cpus)
+    with session.open_ray(spec, simulated=inventory) as opened:
+        yield opened
 
 
 def build_cluster(config: object, *, on_progress: Progress | None = None) -> RayVirtualCluster:

@@ -71,7 +71,7 @@ def check_workers(
         _check("placement", _placement(records, layout), "every worker on its planned machine"),
         _check("strategy", _strategy(records, layout), f"{layout.spec.strategy} kept by {count_of(len(_machines(records)), 'machine')}"),
         _check("devices", _devices(records, everyone, layout), _devices_kept(layout)),
-        _check("processes", _processes(everyone), f"{count_of(len(everyone), 'worker')}, one process each"),
+        _check("processes", _processes(everyone), _processes_kept(len(records), len(others))),
         _check("bindings", inside.bindings(records, spec, strict), inside.binding_summary(records)),
         _check("python", inside.python(records, spec, expected_python), inside.python_summary(records)),
     ]
@@ -197,6 +197,11 @@ def _processes(everyone: Sequence[WorkerRecord]) -> Problems:
         for (address, hostname, pid), sharing in processes.items()
         if len(sharing) > 1
     ]
+
+
+def _processes_kept(workers: int, others: int) -> str:
+    shared = f"; none shared with the {count_of(others, 'worker')} of other groups on this cluster" if others else ""
+    return f"{count_of(workers, 'worker')}, one process each{shared}"
 
 
 def _machines(records: Sequence[WorkerRecord]) -> set[str]:

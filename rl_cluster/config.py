@@ -248,17 +248,12 @@ def describe_compose_error(error: BaseException, overrides: Sequence[str]) -> li
 
     Args:
         error: what Hydra raised (with HYDRA_FULL_ERROR=1).
-        overrides: the command-line words (``sys.argv[1:]``); Hydra's flags and its own keys (``hydra.*``) may be among them.
+        overrides: the whole command line (``sys.argv[1:]``), Hydra's flags and its own keys (``hydra.*``) with it: they say where a
+            user's own option files lie, which are read too.
     """
-    from rl_cluster import options
+    from rl_cluster.compose_error import explain_compose_error
 
-    problems: list[str] = []
-    foreign = options.has_folders_of_others(overrides)
-    for words in options.without_sweeps(options.override_words(overrides)):
-        tree, found = options.run_tree(words, foreign=foreign)
-        build_spec(tree, RunSpec, "", found)
-        problems.extend(problem for problem in found if problem not in problems)
-    return problems or ["config: " + " ".join(str(error).split())]
+    return explain_compose_error(error, overrides)
 
 
 def register_schemas() -> None:

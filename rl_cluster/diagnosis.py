@@ -9,7 +9,7 @@ from rl_cluster.layout import NodeShortfall, Shortfall
 from rl_cluster.packing import pack
 from rl_cluster.problem import Problem
 from rl_cluster.schema import STRATEGIES
-from rl_cluster.shortfall_text import held_text, kind_of, number, render_shortfall, write_headline
+from rl_cluster.shortfall_text import held_text, kind_of, lonely_head, number, render_shortfall, write_headline
 
 __all__ = ["diagnose", "render_shortfall"]
 
@@ -27,7 +27,7 @@ def diagnose(problem: Problem, inventory: Inventory) -> Shortfall:
     size = _blocked_size(problem, problem.total if never else problem.free)
     needed = {name: amount * size for name, amount in spec.bundle_resources.items()}
     nodes = tuple(_node_shortfall(problem, position, needed) for position in range(len(problem.nodes)))
-    culprits = _culprits(problem, amounts, nodes, never)
+    culprits = [spec.accelerator] if lonely_head(spec, nodes) else _culprits(problem, amounts, nodes, never)
     facts: dict[str, object] = {
         "kind": kind_of(culprits[0], spec) if culprits else "nodes",
         "lacking": list(culprits),

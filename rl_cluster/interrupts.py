@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 EXIT_BY_SIGNAL = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -41,6 +41,7 @@ class Interrupts:
         self._ending = False
         self._first: int | None = None
         self._when = 0.0
+        self._stuck: threading.Timer | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
@@ -71,9 +72,21 @@ class Interrupts:
             again.daemon = True
             again.start()
 
+    def when_stuck(self, seconds: float, give_up: Callable[[], None]) -> None:
+        """What is done if giving back takes longer: a Ray whose processes hang never answers, and no signal reaches a wait inside it."""
+        self._stuck = threading.Timer(seconds, give_up)
+        self._stuck.daemon = True
+
     def ending(self) -> None:
         """From here on no signal interrupts: the end has begun anyway."""
+        if not self._ending and self._stuck is not None:
+            self._stuck.start()
         self._ending = True
+
+    def ended(self) -> None:
+        """Everything has been given back."""
+        if self._stuck is not None:
+            self._stuck.cancel()
 
 
 @contextlib.contextmanager
@@ -112,6 +125,7 @@ def orderly_interrupts() -> Iterator[Interrupts]:
     try:
         yield interrupts
     finally:
+        interrupts.ended()
         sys.unraisablehook = unraisable
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():

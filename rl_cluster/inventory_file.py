@@ -1,6 +1,7 @@
 """Inventories without a Ray: read from a file, written to one, or made up to fit a spec.
 
-The file is YAML; only ``nodes`` is needed, and of each node only ``resources``::
+The file is YAML; only ``nodes`` is needed, and of each node only ``resources``, with its CPU (every bundle takes CPUs unless told
+otherwise, so a node that is written without them would silently never be used)::
 
     nodes:
       - address: 10.0.0.1        # default: 10.0.0.<n>; with count it rises by one per node
@@ -36,6 +37,7 @@ HOLDER_KEYS = ("kind", "name", "id", "job_id", "resources")
 STATES = ("alive", "draining", "dead")
 HOLDER_KINDS = ("placement_group", "actor", "unknown")
 MAX_COUNT = 100_000
+RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's own that people misspell
 
 
 def load_inventory(path: str | PathLike[str]) -> Inventory:
@@ -80,8 +82,8 @@ class _Reader:
     source: str
     problems: list[str] = field(factory=list)
 
-    def broken(self, where: str, rule: str, value: object) -> None:
-        self.problems.append(f"inventory {self.source}: {where}: {rule}, got {value!r}")
+    def broken(self, where: str, rule: str, value: object, *, fix: str = "") -> None:
+        self.problems.append(f"inventory {self.source}: {where}: {rule}, got {value!r}{f'. Fix: {fix}' if fix else ''}")
 
     def nodes(self, content: object) -> Iterator[tuple[str, PhysicalNode]]:
         if not isinstance(content, Mapping) or not isinstance(content.get("nodes"), list) or not content["nodes"]:
@@ -111,6 +113,8 @@ class _Reader:
         if "resources" not in entry:
             self.broken(f"{where}.resources", "must be there", None)
         total = self.amounts(f"{where}.resources", entry.get("resources", {}))
+        if "resources" in entry:
+            self.resource_names(f"{where}.resources", total)
         free = {**total, **self.amounts(f"{where}.free", entry.get("free", {}))}
         for name, amount in free.items():
             if amount > total.get(name, 0.0):
@@ -163,6 +167,17 @@ class _Reader:
                 amounts[str(name)] = float(amount)
         return amounts
 
+    def resource_names(self, where: str, total: Mapping[str, float]) -> None:
+        """A misspelt name of Ray's own would be a custom resource that nothing asks for."""
+        meant = set()
+        for name in total:
+            near = next((known for known in RAYS_RESOURCES if name.lower().rstrip("s") == known.lower()), None)
+            if near is not None and near not in total:
+                meant.add(near)
+                self.broken(f"{where}.{name}", f"must not be nearly {near}", name, fix=f"write {near}")
+        if "CPU" not in total and "CPU" not in meant:
+            self.broken(where, "must say CPU", sorted(total), fix="add CPU: <cores>, or CPU: 0 for a node that gives none")
+
     def texts(self, where: str, value: object) -> dict[str, str]:
         if not isinstance(value, Mapping):
             self.broken(where, "must be a mapping from label to value", value)
@@ -193,7 +208,7 @@ def dump_inventory(inventory: Inventory) -> str:
 
     nodes = []
     for node in inventory.nodes:
-        total = _kept(node.total)
+        total = {"CPU": 0, **_kept(node.total)}  # Ray leaves out what a node has none of
         free = _kept(node.free)
         held = {name: free.get(name, 0) for name, amount in total.items() if free.get(name, 0) != amount}
         labels = {name: text for name, text in node.labels.items() if name != "ray.io/node-id"}

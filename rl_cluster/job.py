@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import logging
 import os
-import shlex
 import signal
 import sys
 import time
@@ -22,8 +21,10 @@ from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.errors import (
     EXIT_CHECK_FAILED,
     EXIT_OK,
+    ClusterUnreachableError,
     ResourceInsufficientError,
     RlClusterError,
+    WorkerLostError,
 )
 from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.inventory import Inventory
@@ -31,6 +32,7 @@ from rl_cluster.layout import Layout, Shortfall
 from rl_cluster.picture import Picture, build_picture
 from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.records import WorkerRecord
+from rl_cluster.rehearsal import planned_on, with_rehearsal
 from rl_cluster.report import build_report, write_report
 from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
 from rl_cluster.screen import Screen
@@ -40,6 +42,7 @@ from rl_cluster.table import render_checks, render_table, render_verdict
 logger = logging.getLogger(__name__)
 
 HOLD_CHECK_EVERY_S = 5.0
+STUCK_AFTER_S = 30.0  # Ray's own limit for a lost control service is 60 s; then it ends the process with an exit code of its own
 
 
 @frozen
@@ -74,6 +77,7 @@ class RunState:
     results: dict[int, Any] = Factory(dict)
     checks: list[Check] = Factory(list)
     warnings: list[str] = Factory(list)
+    lost: RlClusterError | None = None  # what ended the hold, if a node or a worker did
 
     def mark(self, name: str) -> None:
         """Note the seconds since the start under a name."""
@@ -103,6 +107,7 @@ def run(
     files, screen, state = RunFiles(folder), Screen(), RunState(spec=spec, simulated=spec.ray.kind == "simulated")
     error: BaseException | None = None
     with orderly_interrupts() as interrupts:
+        interrupts.when_stuck(STUCK_AFTER_S, lambda: _give_up(files, state, spec))
         try:
             if spec.mode == "plan":
                 code = _plan(spec, state, screen, overrides)
@@ -118,6 +123,7 @@ def run(
             error, code = problem, EXIT_CHECK_FAILED
             logger.debug("the run ended with this error", exc_info=True)
         interrupts.ending()
+        interrupts.ended()
         if error is not None:
             complain(error, full_error=full_error)
         try:
@@ -130,6 +136,24 @@ def run(
         screen.show(f"files: {files.folder}")
         screen.show(_last_line(spec, state, error))
     return code
+
+
+def _give_up(files: RunFiles, state: RunState, spec: RunSpec) -> None:
+    """End this process in the middle of giving back: its end closes what it holds, and what it started is ended by the reaper."""
+    stuck = stuck_error()
+    error = state.lost or stuck
+    with contextlib.suppress(OSError):
+        _write(files, state, spec, error)
+    print("\n".join([*dict.fromkeys([str(error), str(stuck)]), _last_line(spec, state, error)]), file=sys.stderr, flush=True)
+    os._exit(error.exit_code)
+
+
+def stuck_error() -> RlClusterError:
+    """Ray does not answer while everything is given back."""
+    return RlClusterError(
+        f"ray: it must let go within {STUCK_AFTER_S:g} s at the end, got no answer (a process of Ray's hangs or is gone). "
+        "Fix: see Ray's log; this process ends now, and with it everything that it started"
+    )
 
 
 def complain(error: BaseException, *, full_error: bool) -> None:
@@ -213,7 +237,7 @@ def _plan(spec: RunSpec, state: RunState, screen: Screen, overrides: Sequence[st
     cluster = close_spec(spec.cluster, inventory)
     state.spec = attrs.evolve(spec, cluster=cluster)
     screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
-    state.layout = _layout_or_raise(cluster, inventory, overrides, none_running=state.ray.get("kind") == "local")
+    state.layout = _layout_or_raise(cluster, inventory, overrides, kind=planned_on(state.ray["kind"], asked=spec.ray.kind))
     state.mark("planned")
     for warning in state.layout.warnings:
         screen.tell(f"warning: {warning}")
@@ -250,32 +274,14 @@ def inventory_to_simulate(spec: RunSpec) -> Inventory:
     return simulated_inventory(resolve_local(spec.cluster, cpus), spec.ray)
 
 
-def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequence[str], *, none_running: bool) -> Layout:
+def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequence[str], *, kind: str) -> Layout:
     answer = plan_layout(cluster, inventory)
-    if isinstance(answer, Shortfall) and none_running and cluster.use_head == "auto":
+    if isinstance(answer, Shortfall) and kind in ("none", "local") and cluster.use_head == "auto":
         # This machine would be the head node, and for want of GPUs one that is not used: the amounts say more than that rule.
         answer = plan_layout(attrs.evolve(cluster, use_head="always"), inventory)
     if isinstance(answer, Shortfall):
-        raise _rehearsable(answer.to_error(), overrides, none_running=none_running)
+        raise with_rehearsal(answer.to_error(), overrides, kind=kind)
     return answer
-
-
-def _rehearsable(error: ResourceInsufficientError, overrides: Sequence[str], *, none_running: bool) -> ResourceInsufficientError:
-    words = [word for word in overrides if not word.startswith(("ray=", "ray.", "inventory="))]
-    command = shlex.join([*_program(), *words, "ray=simulated"])
-    where = (
-        "No running Ray cluster was found (looked at ray.address, $RAY_ADDRESS and this machine), and a local one here would be too small. "
-        "Fix: ray.address=HOST:PORT for a cluster that holds it"
-        if none_running
-        else "Fix: free the resources, or ask for less"
-    )
-    return ResourceInsufficientError(f"{error.message}\n{where}. To rehearse it on this machine:\n  {command}", **error.facts)
-
-
-def _program() -> list[str]:
-    """How this program was called, for commands that work when they are pasted."""
-    called = sys.argv[0]
-    return ["python", called] if called.endswith(".py") else [Path(called).name]
 
 
 # --- up ---
@@ -297,7 +303,7 @@ def _up(
     if to_simulate is None and session.address_in_reach(spec.ray) is None:
         here = session.this_machine(spec.ray)
         # asked before a Ray is started: what does not fit is said at once
-        _layout_or_raise(close_spec(spec.cluster, here), here, overrides, none_running=True)
+        _layout_or_raise(close_spec(spec.cluster, here), here, overrides, kind=planned_on("local", asked=spec.ray.kind))
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
         starts = to_simulate is not None and not session.simulation_runs(spec.ray, to_simulate)
@@ -317,7 +323,7 @@ def _up(
         try:
             cluster = held.enter_context(build_cluster(cluster_spec, on_progress=screen.tell))
         except ResourceInsufficientError as error:
-            raise _rehearsable(error, overrides, none_running=False) from error
+            raise with_rehearsal(error, overrides, kind=planned_on(ray_session.kind, asked=spec.ray.kind)) from error
         held.callback(interrupts.ending)
         state.layout = cluster.layout
         state.mark("placed")
@@ -352,7 +358,12 @@ def _up(
         screen.show("")
         screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
-            hold_until_interrupted([cluster], screen, interrupts)
+            screen.show(_last_line(spec, state, None))
+            try:
+                hold_until_interrupted([cluster], [group], screen, interrupts)
+            except RlClusterError as lost:
+                state.lost = lost
+                raise
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
 
@@ -380,14 +391,27 @@ def _check(group: Any, state: RunState) -> list[Check]:
     return check_workers(state.records, state.layout, state.spec, rendezvous=meeting, expected_python=expected or None)
 
 
-def hold_until_interrupted(clusters: Sequence[Any], screen: Screen, interrupts: Interrupts) -> None:
-    """Keep everything until Ctrl-C, which is the right end here, or until a node is lost, which is not."""
-    screen.tell("holding the layout; Ctrl-C ends it")
+def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], screen: Screen, interrupts: Interrupts) -> None:
+    """Keep everything until Ctrl-C, which is the right end here, or until a node or a worker is lost, which is not."""
+    from rl_cluster import session
+
+    address = session.connected_address()
+    screen.tell(f"holding the layout on the Ray at {address}; Ctrl-C ends it")
     try:
         while True:
             time.sleep(HOLD_CHECK_EVERY_S)
-            for cluster in clusters:
-                cluster.check_nodes_alive()
+            try:
+                session.check_reachable(address)
+            except ClusterUnreachableError as gone:
+                # Ray's own calls would wait for it for a minute, and then end this process
+                raise WorkerLostError(
+                    f"ray: the control service at {address} is gone, and with it the whole cluster. Fix: start Ray and this run again",
+                    ranks=(),
+                    node_idx=(),
+                    node=[address],
+                ) from gone
+            for held in (*clusters, *groups):
+                held.check_alive()
     except KeyboardInterrupt as stop:
         interrupted = interrupts.named(stop)
         screen.tell(f"{interrupted.shown}: giving the layout back ...")

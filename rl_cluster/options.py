@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from attrs import Factory, define
 
 from rl_cluster import rules
 from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, option_names
@@ -46,16 +49,48 @@ def group_tree(group: str, name: str, overrides: Sequence[str]) -> tuple[DictCon
     return cast("DictConfig", tree.get(group)), problems
 
 
-def run_tree(overrides: Sequence[str], *, foreign: bool = False) -> tuple[DictConfig, list[str]]:
+@define
+class OwnOptions:
+    """A user's own option files, looked for after ours, as on Hydra's search path."""
+
+    folders: Sequence[Path] = ()
+    is_all: bool = True  # False: there are more of them elsewhere, so that an unknown option is no problem
+    parts: dict[str, tuple[Path, DictConfig]] = Factory(dict)  # the chosen ones that were read, by group
+
+    def names(self, group: str) -> list[str]:
+        """The options of a group (of any name) in these folders, sorted."""
+        return sorted({file.stem for folder in self.folders for file in (folder / group).glob("*.yaml")})
+
+    def read(self, group: str, name: str, problems: list[str]) -> DictConfig | None:
+        """The keys of an option, or None where there is no such file."""
+        from omegaconf import OmegaConf
+
+        from rl_cluster.recipe_file import PACKAGE_HEADER, compose_option
+
+        for folder in self.folders:
+            file = folder / group / f"{name}.yaml"
+            if file.is_file():
+                if PACKAGE_HEADER.search(file.read_text(encoding="utf-8", errors="replace")):
+                    return cast("DictConfig", OmegaConf.create({}))  # its keys go where only Hydra puts them
+                before = len(problems)
+                part = compose_option(file, folder, group, problems)
+                if len(problems) == before and group in GROUPS:
+                    self.parts[group] = file, part
+                return part
+        return None
+
+
+def run_tree(overrides: Sequence[str], *, own: OwnOptions | None = None) -> tuple[DictConfig, list[str]]:
     """The keys of ``run.py``'s config after the command-line words, and the problems of the words themselves.
 
     Args:
         overrides: the words.
-        foreign: other folders may offer options too, so that an unknown one is no problem.
+        own: the user's own option files.
     """
     from omegaconf import OmegaConf
 
     problems: list[str] = []
+    own = own or OwnOptions()
     choices, body = _primary()
     values: list[tuple[str, Override]] = []
     for word, override in parse_words(overrides, problems):
@@ -64,28 +99,17 @@ def run_tree(overrides: Sequence[str], *, foreign: bool = False) -> tuple[DictCo
             continue
         if key in choices and override.package is None and not override.is_delete() and isinstance(override.value(), (str, int)):
             choices[key] = str(override.value())
+        elif key not in GROUPS and override.package is None and own.names(key):
+            # a group of the user's own; what its options hold is between Hydra and them
+            if str(override.value()) not in own.names(key):
+                problems.append(_unknown_option(key, str(override.value()), own.names(key)))
         else:
             values.append((word, override))
-    missing: list[str] = [] if foreign else problems
-    parts: dict[str, Any] = {group: _read_option(group, name, missing) or {} for group, name in choices.items()}
+    parts: dict[str, Any] = {group: _read_option(group, name, problems, own) or {} for group, name in choices.items()}
     tree = cast("DictConfig", OmegaConf.merge(OmegaConf.create(parts), body))
     for word, override in values:
         apply_word(tree, str(override.key_or_group), override, word, problems)
     return tree, problems
-
-
-_FOLDER_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-_FLAGS_WITH_A_VALUE = frozenset(["--cfg", "-c", "--package", "-p", "--info", "-i", *_FOLDER_FLAGS])
-
-
-def override_words(argv: Sequence[str]) -> list[str]:
-    """The overrides among command-line words: without Hydra's flags and their values."""
-    return [word for before, word in zip(["", *argv], argv, strict=False) if not word.startswith("-") and before not in _FLAGS_WITH_A_VALUE]
-
-
-def has_folders_of_others(argv: Sequence[str]) -> bool:
-    """May options come from other folders than ours?"""
-    return any(word.split("=")[0].lstrip("+") in (*_FOLDER_FLAGS, "hydra.searchpath") for word in argv)
 
 
 def without_sweeps(overrides: Sequence[str]) -> Iterator[list[str]]:
@@ -122,18 +146,24 @@ def _primary() -> tuple[dict[str, str], DictConfig]:
     return choices, OmegaConf.masked_copy(raw, [str(key) for key in raw if key not in ("defaults", "hydra")])
 
 
-def _read_option(group: str, name: str, problems: list[str]) -> DictConfig | None:
+def _read_option(group: str, name: str, problems: list[str], own: OwnOptions | None = None) -> DictConfig | None:
     from omegaconf import OmegaConf
 
+    own = own or OwnOptions()
     names = option_names(group)
     if name not in names:
-        near = rules.near_word(name, names)
-        problems.append(
-            RuleBroken(f"must be an option ({rules.either(names)})", name, fix=f"write {group}={near}" if near else "").line(group)
-        )
-        return None
+        part = own.read(group, name, problems)
+        if part is None and own.is_all:
+            problems.append(_unknown_option(group, name, [*names, *own.names(group)]))
+        return part
     option = cast("DictConfig", OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
     return OmegaConf.masked_copy(option, [str(key) for key in option if key != "defaults"])
+
+
+def _unknown_option(group: str, name: str, names: Sequence[str]) -> str:
+    near = rules.near_word(name, names)
+    fix = f"write {group}={near}" if near else ""
+    return RuleBroken(f"must be an option ({rules.either(sorted(set(names)))})", name, fix=fix).line(group)
 
 
 def parse_words(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Override]]:

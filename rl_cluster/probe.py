@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None, *, root: Path = Path("/"), environ: 
         environ: Environment variables; default: the process's.
 
     Returns:
-        Exit status: 0, or 4 where sources disagree or the file can't be written.
+        Exit status: 0, or 4 where sources disagree or the file can't be written. Without any GPU it is 0: there is nothing to compare.
     """
     options = _parser().parse_args(argv)
     machine = Machine(root, environ=environ, affinity_path=options.output)
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resources", action="store_true", help="print JSON for `ray start --resources`: nvlink_domain_<uuid>, topo_rank")
     parser.add_argument("--labels", action="store_true", help="print the same for `ray start --labels`")
     parser.add_argument("--show", action="store_true", help="print GPUs, NUMA nodes, CPUs and distances")
-    parser.add_argument("--check", action="store_true", help="ask every source for every GPU; exit 4 where they disagree")
+    parser.add_argument("--check", action="store_true", help="ask every source for every GPU; exit 4 where they disagree, 0 without a GPU")
     return parser
 
 
@@ -145,7 +145,7 @@ def render_check(machine: Machine) -> tuple[str, bool]:
         verdict = "no answer" if not answers else ("agree" if len(answers) > 1 else "one answer") if same else "DISAGREE"
         rows.append((str(gpu.index), gpu.bus_id or "?", *(answers.get(name, "-") for name in SOURCES), verdict))
     if len(rows) == 1:
-        return f"no GPU found. {_what_is_missing(machine)}", True
+        return f"no GPU found, so there is nothing to compare. {_what_is_missing(machine)}", True
     lines = [_table(rows), *(f"  {note}" for note in notes)]
     lines.append("the sources agree" if agree else "the sources DISAGREE: choose one by numa.source, and tell us of this machine")
     return "\n".join(lines), agree

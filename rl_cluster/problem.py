@@ -90,11 +90,13 @@ def state_problem(spec: ClusterSpec, inventory: Inventory) -> Problem:
         if spec.segment_size < 1:
             raise ConfigError(f"cluster.segment_size: must be at least 1, got {spec.segment_size}")
         domains = tuple(gpu_domain(node) for node in nodes)
-        if nodes and not any(
+        of_living = [
             domain for domain, reason in zip(domains, unusable, strict=True) if reason is None or reason[0] not in ("dead", "draining")
-        ):
+        ]
+        if of_living and not any(of_living):
             raise ConfigError(
-                f"cluster.segment_size: needs nodes in an NVLink domain, got {spec.segment_size} and {len(nodes)} nodes without one. "
+                f"cluster.segment_size: needs nodes in an NVLink domain, "
+                f"got {spec.segment_size} with {len(of_living)} living node{'s' * (len(of_living) != 1)}, none of them in a domain. "
                 f"Fix: start each node's Ray with a label {DOMAIN_LABEL}=<domain>, or unset cluster.segment_size"
             )
         no_domain = ("domain", f"belongs to no NVLink domain (label {DOMAIN_LABEL})")

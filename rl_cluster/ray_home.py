@@ -59,3 +59,5 @@ def ray_home() -> Iterator[Path]:
             reaper.stdin.write(b"now")  # closing says nothing as long as a forked child of this process holds a copy of the pipe
             reaper.stdin.close()
         reaper.wait()
+        if os.path.isdir(home):  # the reaper was killed
+            _reaper.reap(home)

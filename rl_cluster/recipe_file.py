@@ -108,6 +108,18 @@ def recipe_tree(path: str | PathLike[str], *, overrides: Sequence[str] = (), len
     return tree, problems
 
 
+def compose_option(file: Path, folder: Path, group: str, problems: list[str]) -> DictConfig:
+    """The keys of one option file after its own defaults list.
+
+    Args:
+        file: The file.
+        folder: The folder of its config, which holds the groups.
+        group: The file's group.
+        problems: Gets what is wrong with the file.
+    """
+    return _Composer(folder, {}, problems, lenient=True).compose(file, str(file), group, 0)
+
+
 def parse_entry(entry: object) -> DefaultsEntry | str:
     """One entry of a defaults list, or a clause that says why it can't be read. ``_self_`` has neither group nor package."""
     if isinstance(entry, str):
@@ -267,7 +279,9 @@ def _read(file: Path, where: str, problems: list[str]) -> dict[Any, Any] | None:
         problems.append(f"{where}: must be a readable file, got {getattr(error, 'strerror', None) or 'bytes that are not UTF-8'}")
         return None
     except (YAMLError, OmegaConfBaseException) as error:
-        problems.append(f"{where}: must be YAML, got {' '.join(str(error).split())}")
+        mark = getattr(error, "problem_mark", None)
+        at = "" if mark is None else f", line {mark.line + 1}"
+        problems.append(f"{where}{at}: must be YAML, got {' '.join(str(getattr(error, 'problem', None) or error).split())}")
         return None
     if PACKAGE_HEADER.search(text):
         problems.append(f"{where}: must have no @package header. Fix: write group@package: option in the defaults list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +15,15 @@ import attrs
 from attrs import Factory, define
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
-from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, RlClusterError
+from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, ResourceInsufficientError, RlClusterError
 from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
-from rl_cluster.job import RunFiles, complain, error_text, hold_until_interrupted, unwritable, working_in
+from rl_cluster.job import STUCK_AFTER_S, RunFiles, complain, error_text, hold_until_interrupted, stuck_error, unwritable, working_in
 from rl_cluster.recipe_file import load_recipe
 from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overlaps, plan_recipe, shortfall_error
 from rl_cluster.recipe_preview import inventory_to_plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec
 from rl_cluster.records import WorkerRecord
+from rl_cluster.rehearsal import planned_on, with_rehearsal
 from rl_cluster.report import build_report, write_report
 from rl_cluster.rules import RuleBroken
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
@@ -65,12 +67,13 @@ def run(
     files, screen, state = RunFiles(folder), Screen(), _State(simulated=spec.ray.kind == "simulated")
     error: BaseException | None = None
     with orderly_interrupts() as interrupts:
+        interrupts.when_stuck(STUCK_AFTER_S, lambda: _give_up(files, state, spec))
         try:
             state.recipe = recipe = _recipe(spec, overrides)
             if spec.mode == "plan":
-                code = _plan(recipe, spec, state, screen)
+                code = _plan(recipe, spec, state, screen, overrides)
             else:
-                code = _up(recipe, spec, state, screen, interrupts, modules_in or os.curdir)
+                code = _up(recipe, spec, state, screen, interrupts, overrides, modules_in or os.curdir)
         except RlClusterError as problem:
             error, code = problem, problem.exit_code
             logger.debug("the run ended with this error", exc_info=True)
@@ -81,6 +84,7 @@ def run(
             error, code = problem, EXIT_CHECK_FAILED
             logger.debug("the run ended with this error", exc_info=True)
         interrupts.ending()
+        interrupts.ended()
         if error is not None:
             complain(error, full_error=full_error)
         try:
@@ -118,21 +122,47 @@ def _recipe(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
     return attrs.evolve(recipe, ray=spec.ray)
 
 
-def _plan(recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen) -> int:
+def _give_up(files: RunFiles, state: _State, spec: RunSpec) -> None:
+    stuck = stuck_error()
+    with contextlib.suppress(OSError):
+        _write(files, state, spec, stuck)
+    print(f"{stuck}\n{_last_line(spec, state, stuck)}", file=sys.stderr, flush=True)
+    os._exit(stuck.exit_code)
+
+
+def _plan(recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen, overrides: Sequence[str]) -> int:
     inventory = inventory_to_plan_on(recipe, spec.inventory)
     state.simulated = inventory.simulated
     screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
     answer = plan_recipe(recipe, inventory)
     state.mark("planned")
     if not isinstance(answer, RecipePlan):
-        raise shortfall_error(answer)
+        raise with_rehearsal(shortfall_error(answer), overrides, kind=_planned_on(spec))
     state.plan = answer
     screen.grid(build_recipe_picture(answer))
     return EXIT_OK
 
 
+def _planned_on(spec: RunSpec) -> str:
+    """What :func:`with_rehearsal` calls the machines that were planned on."""
+    if spec.inventory is not None:
+        return "file"
+    if spec.ray.kind == "simulated":
+        return "simulated"
+    from rl_cluster import session
+
+    attached = spec.ray.kind == "auto" and session.address_in_reach(spec.ray) is not None
+    return planned_on("attached" if attached else "local", asked=spec.ray.kind)
+
+
 def _up(
-    recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen, interrupts: Interrupts, modules_in: str | os.PathLike[str]
+    recipe: RecipeSpec,
+    spec: RunSpec,
+    state: _State,
+    screen: Screen,
+    interrupts: Interrupts,
+    overrides: Sequence[str],
+    modules_in: str | os.PathLike[str],
 ) -> int:
     from rl_cluster.recipe import build_recipe, check_recipe, open_recipe_ray
 
@@ -145,7 +175,10 @@ def _up(
         held.callback(interrupts.ending)
         state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
         state.mark("ray")
-        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
+        try:
+            built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
+        except ResourceInsufficientError as error:
+            raise with_rehearsal(error, overrides, kind=planned_on(ray_session.kind, asked=spec.ray.kind)) from error
         held.callback(interrupts.ending)
         state.plan = built.plan
         state.simulated = any(layout.simulated for layout in built.plan.layouts.values())
@@ -167,7 +200,7 @@ def _up(
             screen.show("")
         screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
-            hold_until_interrupted(list(dict.fromkeys(built.clusters.values())), screen, interrupts)
+            hold_until_interrupted(list(dict.fromkeys(built.clusters.values())), list(built.groups.values()), screen, interrupts)
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import attrs
 from attrs import frozen
 
 from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
-from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.inventory_file import simulated_inventory
+from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, PlacedBundle, Shortfall
 from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture, count_of
 from rl_cluster.plan import close_spec, plan_layouts
 from rl_cluster.ranks import engine_slices, layout_positions, order_workers, rank_workers
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, bundles_on, out_of_range
 from rl_cluster.records import WorkerRecord
-from rl_cluster.schema import ClusterSpec, RaySpec, resolve_local
-from rl_cluster.topology import TOPO_RANK_LABEL
+from rl_cluster.schema import ClusterSpec, RaySpec
+from rl_cluster.simulated_inventory import simulated_inventory_for_all
 
 __all__ = [
     "RecipePlan",
@@ -271,24 +268,4 @@ def simulated_recipe_inventory(recipe: RecipeSpec, ray_spec: RaySpec, *, cpus: i
     Returns:
         Nodes with nothing held, the first of them the head.
     """
-    sizes = attrs.evolve(ray_spec, simulated_nodes=None)
-    wanted = [simulated_inventory(resolve_local(spec, cpus), sizes).nodes for spec in recipe.clusters.values()]
-    nodes = [node for some in wanted for node in some if any(node.total.values())]
-    if ray_spec.simulated_nodes is not None:
-        names = dict.fromkeys(name for node in nodes for name in node.total)
-        total = {name: math.ceil(max(node.total.get(name, 0.0) for node in nodes)) * 1.0 for name in names}
-        labels = {key: value for node in nodes for key, value in node.labels.items()}
-        nodes = [PhysicalNode("", "", total, total, hostname="simulated", labels=labels)] * ray_spec.simulated_nodes
-    headless = any(spec.use_head == "never" for spec in recipe.clusters.values())
-    if headless:
-        nodes.insert(0, PhysicalNode("", "", {"CPU": 0.0}, {"CPU": 0.0}, hostname="simulated"))
-    return Inventory(
-        tuple(_numbered(node, index) for index, node in enumerate(nodes)), source="a simulated cluster, made up to fit", simulated=True
-    )
-
-
-def _numbered(node: PhysicalNode, index: int) -> PhysicalNode:
-    high, low = divmod(index, 250)
-    # Ray gives the first node this machine's own address, so the order is said by a label.
-    labels = {**node.labels, TOPO_RANK_LABEL: str(index)}
-    return attrs.evolve(node, node_id=f"simulated-{index}", address=f"127.0.{high}.{low + 1}", labels=labels, is_head=index == 0)
+    return simulated_inventory_for_all(list(recipe.clusters.values()), ray_spec, cpus=cpus)

@@ -120,6 +120,7 @@ def find_running() -> str | None:
     if named == "local":
         return None
     if named and named != "auto":
+        _refuse_client(named, where="RAY_ADDRESS")
         check_reachable(named, where="RAY_ADDRESS")
         return named
     from ray._private.services import find_bootstrap_address, find_gcs_addresses
@@ -133,7 +134,11 @@ def find_running() -> str | None:
         except (ClusterUnreachableError, ConfigError) as error:
             logger.warning("A Ray process is there but does not answer, so it is left alone: %s", error)
             continue
-        private = _why_private(address)
+        try:
+            private = _why_private(address)
+        except Exception as error:  # Ray raises several kinds for what answers, but not as a Ray of this version
+            logger.warning("A Ray process at %s does not answer as it should, so it is left alone: %s", address, _one_line(error))
+            continue
         if private is None:
             return str(address)
         logger.info("The Ray cluster at %s is not joined: %s", address, private)
@@ -156,6 +161,8 @@ def _alive_nodes(address: str) -> list[dict[str, Any]]:
 def _why_private(address: str) -> str | None:
     """Why a cluster of this machine is not for us, or None. Looks without connecting as a driver."""
     nodes = _alive_nodes(address)
+    if not nodes:
+        return "it has no node, so it is about to start or to end"
     owners = sorted({node["Labels"][OWNER_LABEL] for node in nodes if OWNER_LABEL in node["Labels"]})
     if owners:
         return f"it belongs to another run (process {', '.join(owners)}) and ends with it"
@@ -166,13 +173,37 @@ def _why_private(address: str) -> str | None:
     return None
 
 
-def _connect(address: str | None, **options: Any) -> None:
-    ray.init(
-        address=address,
-        include_dashboard=False if address == "local" else None,
-        logging_level=logging.WARNING,
-        **options,
-    )
+def _connect(address: str, **options: Any) -> None:
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=False if address == "local" else None,
+            logging_level=logging.WARNING,
+            **options,
+        )
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        if address == "local":
+            raise RlClusterError(
+                f"ray: a local Ray could not be started: {_one_line(error)}. Fix: see the log; is the disk full, or are processes limited?",
+                address=address,
+            ) from error
+        raise ClusterUnreachableError(
+            f"ray.address: the Ray cluster at {address} did not let this process join: {_one_line(error)}. "
+            "Fix: is it of the same Ray version, and reachable from here on all its ports?",
+            address=address,
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _refuse_client(address: str, *, where: str) -> None:
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"{where}: a Ray Client address can't be used (actors are pinned and watched by a driver inside the cluster), got "
+            f"{address!r}. Fix: run on a machine of the cluster and give host:port, the address that `ray start --head` printed"
+        )
 
 
 @contextlib.contextmanager
@@ -285,11 +316,7 @@ def address_in_reach(spec: RaySpec) -> str | None:
         return None
     if spec.address in (None, "auto"):
         return find_running()
-    if spec.address.startswith("ray://"):
-        raise ConfigError(
-            f"ray.address: a Ray Client address can't be used (actors are pinned and watched by a driver inside the cluster), got "
-            f"{spec.address!r}. Fix: run on a machine of the cluster and give host:port, the address that `ray start --head` printed"
-        )
+    _refuse_client(spec.address, where="ray.address")
     if spec.address == "local":
         return None
     check_reachable(spec.address)
@@ -311,7 +338,11 @@ def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[R
         yield RaySession(address=connected_address(), kind="local" if started_here() else "attached")
         return
     if spec.kind == "simulated":
-        assert simulated is not None, "a simulated Ray needs an inventory of what to start"
+        if simulated is None:
+            raise ConfigError(
+                "ray.kind: a simulated Ray needs to know what is to run on it, got nothing. "
+                "Fix: open_ray(config, clusters=[...]) of rl_cluster, with the clusters' configs, or build_recipe"
+            )
         context = _simulated(spec, simulated)
     else:
         address = address_in_reach(spec)

@@ -17,7 +17,7 @@ _LEFT_OUT = {
     "dead": "dead",
     "draining": "draining",
     "excluded": "left out by cluster.exclude_nodes",
-    "head": "the head node (cluster.use_head)",
+    "head": "the head node, left out by cluster.use_head=never",
     "label": "without the labels of cluster.label_selector",
     "domain": "in no NVLink domain",
 }
@@ -71,7 +71,9 @@ def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: S
     resource = culprits[0] if culprits and culprits[0] in problem.spec.bundle_resources else None
     want = _want(problem, resource)
     if not usable:
-        return f"{want}: no node may be used: {_left_out_text(left_out) or 'there are none'}"
+        if lonely_head(problem.spec, nodes):
+            return f"{want}: no {problem.spec.accelerator} anywhere: the only node is the head node {nodes[0].node.address}, which has none"
+        return f"{want}: no node may be used: {_left_out_text(problem.spec, left_out) or 'there are none'}"
     parts = [_enough_where(problem, usable, resource, size=size, never=never)]
     if resource is not None:
         short = [(entry, room) for entry, room in usable if _has(entry.node, resource, never) < entry.needed[resource] - 5e-5]
@@ -80,7 +82,7 @@ def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: S
         if len(short) > NODES_IN_HEADLINE:
             parts.append(f"{len(short) - NODES_IN_HEADLINE} more have less than {number(short[0][0].needed[resource])}")
     if left_out:
-        parts.append(f"not used: {_left_out_text(left_out)}")
+        parts.append(f"not used: {_left_out_text(problem.spec, left_out)}")
     return f"{want}: {'; '.join(parts)}"
 
 
@@ -88,8 +90,14 @@ def _has(node: PhysicalNode, resource: str, never: bool) -> float:
     return (node.total if never else node.free).get(resource, 0.0)
 
 
-def _left_out_text(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {_LEFT_OUT[kind]}" for kind, count in left_out.items())
+def lonely_head(spec: ClusterSpec, nodes: Sequence[NodeShortfall]) -> bool:
+    """Whether the only node is a head node without accelerators: they are short then, whatever the rule for head nodes."""
+    return len(nodes) == 1 and nodes[0].kind == "head" and spec.use_head == "auto"
+
+
+def _left_out_text(spec: ClusterSpec, left_out: Mapping[str, int]) -> str:
+    texts = {**_LEFT_OUT, "head": f"the head node, which has no {spec.accelerator}"} if spec.use_head == "auto" else _LEFT_OUT
+    return ", ".join(f"{count} {texts[kind]}" for kind, count in left_out.items())
 
 
 def _want(problem: Problem, resource: str | None) -> str:

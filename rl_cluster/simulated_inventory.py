@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import attrs
+
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.packing import pack
-from rl_cluster.schema import ClusterSpec, RaySpec
+from rl_cluster.schema import ClusterSpec, RaySpec, resolve_local
 from rl_cluster.selectors import parse_selector
 from rl_cluster.topology import DOMAIN_LABEL, TOPO_RANK_LABEL
 
@@ -59,6 +61,43 @@ def simulated_inventory(spec: ClusterSpec, ray_spec: RaySpec) -> Inventory:
         name = f"simulated-{index}"
         nodes.append(PhysicalNode(name, address, total, total, hostname="simulated", labels={**labels, **place, **domain}, is_head=is_head))
     return Inventory(tuple(nodes), source="a simulated cluster, made up to fit", simulated=True)
+
+
+def simulated_inventory_for_all(specs: Sequence[ClusterSpec], ray_spec: RaySpec, *, cpus: int = 1) -> Inventory:
+    """The nodes that a simulated Ray starts for several clusters that run at once: those of each, one after the other.
+
+    ``ray.simulated_nodes`` says their number in all; each is then as large as the largest one needed. The other two sizes
+    of the simulation mean every node.
+
+    Args:
+        specs: All clusters.
+        ray_spec: The simulated sizes.
+        cpus: This machine's CPUs, for a cluster whose number of bundles is open.
+
+    Returns:
+        Nodes with nothing held, the first of them the head.
+    """
+    sizes = attrs.evolve(ray_spec, simulated_nodes=None)
+    wanted = [simulated_inventory(resolve_local(spec, cpus), sizes).nodes for spec in specs]
+    nodes = [node for some in wanted for node in some if any(node.total.values())]
+    if ray_spec.simulated_nodes is not None:
+        names = dict.fromkeys(name for node in nodes for name in node.total)
+        total = {name: math.ceil(max(node.total.get(name, 0.0) for node in nodes)) * 1.0 for name in names}
+        labels = {key: value for node in nodes for key, value in node.labels.items()}
+        nodes = [PhysicalNode("", "", total, total, hostname="simulated", labels=labels)] * ray_spec.simulated_nodes
+    headless = any(spec.use_head == "never" for spec in specs)
+    if headless:
+        nodes.insert(0, PhysicalNode("", "", {"CPU": 0.0}, {"CPU": 0.0}, hostname="simulated"))
+    return Inventory(
+        tuple(_numbered(node, index) for index, node in enumerate(nodes)), source="a simulated cluster, made up to fit", simulated=True
+    )
+
+
+def _numbered(node: PhysicalNode, index: int) -> PhysicalNode:
+    high, low = divmod(index, 250)
+    # Ray gives the first node this machine's own address, so the order is said by a label.
+    labels = {**node.labels, TOPO_RANK_LABEL: str(index)}
+    return attrs.evolve(node, node_id=f"simulated-{index}", address=f"127.0.{high}.{low + 1}", labels=labels, is_head=index == 0)
 
 
 def _nodes_needed(counts: Sequence[int], bundles: int, spec: ClusterSpec) -> int:

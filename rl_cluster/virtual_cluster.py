@@ -201,7 +201,7 @@ class RayVirtualCluster:
             group, index = self.bundle_address(bundle)
             node = tables[group]["bundles_to_node_id"].get(index, "")
             if not node:
-                self.check_nodes_alive()
+                self.check_alive()
             nodes.append(str(node))
         return nodes
 
@@ -300,7 +300,7 @@ class RayVirtualCluster:
             for bundle in bundles:
                 self._groups_per_bundle[bundle] = max(0, self._groups_per_bundle.get(bundle, 0) - 1)
 
-    def check_nodes_alive(self) -> None:
+    def check_alive(self) -> None:
         """Ask Ray whether every node of the layout is still there.
 
         Raises:

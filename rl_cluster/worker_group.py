@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import ray
 from attrs import frozen
+from ray._private import state as ray_state
 from ray.actor import ActorHandle
 
 from rl_cluster import worker_setup
@@ -185,7 +186,8 @@ class RayWorkerGroup:
             Results by rank.
 
         Raises:
-            WorkerError: A worker raised. The first one ends the wait (the others may wait for it); its exception is ``__cause__``.
+            WorkerError: A worker raised: the first one ends the wait (the others may wait for it), its exception is ``__cause__``. Or
+                the method takes other arguments.
             WorkerLostError: A worker's process or node is gone.
             TimeoutError: Not all answered in time.
         """
@@ -193,16 +195,32 @@ class RayWorkerGroup:
         refs = []
         for record in self.records:
             own = per_worker(record) if callable(per_worker) else per_worker[record.rank] if per_worker else {}
-            refs.append(self._method(record.rank, method).remote(*args, **{**kwargs, **own}))
+            refs.append(self._call(record.rank, method, args, {**kwargs, **own}))
         return self._wait({ref: rank for rank, ref in enumerate(refs)}, method, timeout_s)
 
     def run_rank(self, rank: int, method: str, /, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Call a method on one worker and wait; errors as in :meth:`run_all`."""
-        return self._wait({self._method(rank, method).remote(*args, **kwargs): rank}, method, timeout_s)[0]
+        return self._wait({self._call(rank, method, args, kwargs): rank}, method, timeout_s)[0]
 
     def verify_bindings(self) -> list[Any]:
         """Look again, in every worker, at what the kernel holds now. One report per rank (None where nothing was to be bound)."""
         return self.run_all("_rl_cluster_verify")
+
+    def _call(self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The reference of a call; Ray holds the arguments against the method's signature here, before it sends them."""
+        found = self._method(rank, method)
+        try:
+            return found.remote(*args, **kwargs)
+        except TypeError as error:
+            record = self.records[rank]
+            reason = " ".join(str(error).split())
+            raise WorkerError(
+                f"{self.name_prefix}.{method}: rank {rank} on {record.address} can't be called with these arguments ({reason}). "
+                "Fix: give those that the method takes",
+                rank=rank,
+                node=record.address,
+                cause_text=reason,
+            ) from error
 
     def _method(self, rank: int, method: str) -> Any:
         if not 0 <= rank < self.world_size:
@@ -260,10 +278,32 @@ class RayWorkerGroup:
 
     def _check_alive(self) -> None:
         try:
-            self.cluster.check_nodes_alive()
+            self.cluster.check_alive()
         except WorkerLostError as lost:
             ranks = tuple(record.rank for record in self.records if record.node_idx in lost.node_idx and record.address in lost.node)
             raise WorkerLostError(f"{lost.message} (ranks {', '.join(map(str, ranks))})", **{**lost.facts, "ranks": ranks}) from None
+
+    def check_alive(self) -> None:
+        """Ask Ray whether every worker's process and node are still there, without disturbing the workers.
+
+        Raises:
+            WorkerLostError: One is gone; says which ranks.
+        """
+        self._check_alive()
+        states = ray_state.actors()
+        gone = [
+            record
+            for record, actor in zip(self.records, self._actors, strict=True)
+            if states.get(actor._actor_id.hex(), {}).get("State") == "DEAD"
+        ]
+        if gone:
+            names = ", ".join(f"rank {record.rank} on {record.address} (pid {record.pid})" for record in gone)
+            raise WorkerLostError(
+                f"{self.name_prefix}: the worker of {names} is gone. Fix: see its log; build the group again",
+                ranks=tuple(record.rank for record in gone),
+                node_idx=sorted({record.node_idx for record in gone}),
+                node=sorted({record.address for record in gone}),
+            )
 
     def _check_bound(self) -> None:
         from rl_cluster.numa.bind import raise_if_not_bound

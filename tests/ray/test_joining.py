@@ -172,7 +172,7 @@ with open_ray(RaySpec(address=sys.argv[1])), build_cluster(spec, on_progress=say
         except WorkerLostError as lost:
             say("lost", list(lost.node_idx), list(lost.node), set(lost.ranks) <= {0, 1} and bool(lost.ranks))
         try:
-            cluster.check_nodes_alive()
+            cluster.check_alive()
         except WorkerLostError as lost:
             say("node", list(lost.node_idx), list(lost.node))
 """
