@@ -157,6 +157,19 @@ class Matches:
 
 
 @attrs.frozen
+class MatchesNot:
+    """A text that does not match a pattern; ``why`` ends the sentence."""
+
+    pattern: str
+    why: str
+    fix: str
+
+    def __call__(self, value: str) -> None:
+        if re.fullmatch(self.pattern, value):
+            raise RuleBroken(f"must not be {value}, {self.why}", value, fix=self.fix)
+
+
+@attrs.frozen
 class NotIn:
     """A word that is none of a few that are taken; ``why`` ends the sentence."""
 

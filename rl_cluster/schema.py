@@ -25,6 +25,7 @@ from rl_cluster.rules import (
     EachKey,
     EachValue,
     Matches,
+    MatchesNot,
     MoreThan,
     NotIn,
     OneOf,
@@ -54,6 +55,7 @@ _COUNTS = (AtMostItems(MAX_COUNT), EachItem(AtLeast(0)), EachItem(_COUNT))
 _SECONDS = (MoreThan(0), AtMost(MAX_SECONDS))
 _NOT_EMPTY = Matches(r"(?s).*\S.*", "a text that is not empty")
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
+_NOT_OURS = MatchesNot(r"__(?!call__)\w*__|_rl_cluster_\w*", "which is called at its own time", "write the name of a method of your own")
 _NO_RANKS = "write none of these: the layout sets the rank variables in every worker"
 
 # Ray's rules for label selectors (ray/_private/label_utils.py of Ray 2.60), which are Kubernetes' rules for labels.
@@ -317,9 +319,15 @@ class WorkerSpec(_Spec):
         metadata=keeps(Matches(rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})+", "an import path of a class", "write package.module.Class")),
     )
     method: str | None = field(  # called once on every worker; its result goes into the report
-        default=None, metadata=keeps(Matches(_IDENTIFIER, "the name of a method"))
+        default=None, metadata=keeps(Matches(_IDENTIFIER, "the name of a method"), _NOT_OURS)
     )
-    kwargs: dict[str, Any] = field(factory=dict, metadata=keeps(EachKey(Matches(_IDENTIFIER, "the name of an argument"))))
+    kwargs: dict[str, Any] = field(
+        factory=dict,
+        metadata=keeps(
+            EachKey(Matches(_IDENTIFIER, "the name of an argument")),
+            EachKey(NotIn(("self",), "which Python itself passes", "leave it out")),
+        ),
+    )
     name: str = field(default="worker", metadata=keeps(_NOT_EMPTY))  # prefix of the workers' names
     start_timeout_s: float = field(default=300.0, metadata=keeps(*_SECONDS))  # seconds
 

@@ -39,7 +39,9 @@ def _broken(user_class: type, spec: WorkerSpec) -> list[tuple[str, RuleBroken]]:
         found.append(("method", RuleBroken(f"must be a method of {user_class.__name__}", spec.method, fix=fix)))
     elif spec.method is not None:
         refusal = _why_not_called(user_class, spec.method)
-        if refusal is not None:
+        if _yields(user_class, spec.method):
+            found.append(("method", RuleBroken("must return its result, not yield it", spec.method, fix="return a list")))
+        elif refusal is not None:
             fix = "give its arguments default values, or take them by worker.kwargs in __init__"
             found.append(("method", RuleBroken(f"must be callable without arguments ({refusal})", spec.method, fix=fix)))
     reason = _why_not_made(user_class, spec.kwargs)
@@ -57,6 +59,12 @@ def _why_not_called(user_class: type, method: str) -> str | None:
     found = inspect.getattr_static(user_class, method)
     without_self = isinstance(found, (staticmethod, classmethod))
     return _why_not_bound(getattr(user_class, method), () if without_self else (None,), {})
+
+
+def _yields(user_class: type, method: str) -> bool:
+    """A stream of values is no result that a report can hold."""
+    function = inspect.unwrap(getattr(user_class, method))
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _why_not_bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -211,6 +211,22 @@ OTHER_PROBLEMS = {
         "target: must be an import path of a class, got 'pkg/mod.py'. Fix: write package.module.Class",
     ),
     "method": (WorkerSpec, dict(method="run()"), "method: must be the name of a method, got 'run()'"),
+    "method_init": (
+        WorkerSpec,
+        dict(method="__init__"),
+        "method: must not be __init__, which is called at its own time, got '__init__'. Fix: write the name of a method of your own",
+    ),
+    "method_of_the_library": (
+        WorkerSpec,
+        dict(method="_rl_cluster_start"),
+        "method: must not be _rl_cluster_start, which is called at its own time, got '_rl_cluster_start'. "
+        "Fix: write the name of a method of your own",
+    ),
+    "kwargs_self": (
+        WorkerSpec,
+        dict(kwargs={"self": 1}),
+        "kwargs.self: must not be self, which Python itself passes, got 'self'. Fix: leave it out",
+    ),
     "kwargs": (WorkerSpec, dict(kwargs=[1]), "kwargs: must be a mapping, got [1]"),
     "start_timeout": (WorkerSpec, dict(start_timeout_s=-1), "start_timeout_s: must be more than 0, got -1.0"),
     "start_timeout_infinite": (WorkerSpec, dict(start_timeout_s="inf"), "start_timeout_s: must be at most 10000000, got inf"),

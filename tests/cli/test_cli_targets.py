@@ -13,6 +13,13 @@ class Adder:
     def total(self):
         pass
 
+    def stream(self):
+        yield 1
+
+    class Sub:
+        async def __init__(self):
+            pass
+
 number = 3
 """
 BROKEN = "raise RuntimeError('this module\\nis broken')"
@@ -32,6 +39,19 @@ BROKEN = "raise RuntimeError('this module\\nis broken')"
             id="no such class",
         ),
         pytest.param(["worker.target=adders.number"], ["worker.target: must be a class, got 3. Fix: name a class"], id="not a class"),
+        pytest.param(
+            ["worker.target=adders.Adder.Sub"],
+            [
+                "worker.target: must have a plain __init__ (async def and yield do nothing there), got adders.Adder.Sub. "
+                "Fix: do it in a method, which worker.method may name"
+            ],
+            id="nested class with an asynchronous init",
+        ),
+        pytest.param(
+            ["worker.target=adders.Adder", "worker.method=stream", "worker.kwargs={base: 1}"],
+            ["worker.method: must return its result, not yield it, got 'stream'. Fix: return a list"],
+            id="generator",
+        ),
         pytest.param(
             ["worker.target=adders.Adder", "worker.method=totl", "worker.kwargs={bse: 1, more: [2]}"],
             [
@@ -61,3 +81,12 @@ def test_module_that_fails_at_import(run_py: RunPy) -> None:
     assert done.err.startswith("worker.target: importing 'adders' failed with RuntimeError: this module")
     assert "Traceback" not in done.err
     assert '/adders.py", line 1, in <module>' in done.log
+
+
+def test_module_that_ends_the_process_at_import(run_py: RunPy) -> None:
+    """The run goes on to its report, and its exit code says that the config is wrong."""
+    (run_py.folder / "adders.py").write_text("raise SystemExit(0)", encoding="utf-8")
+    done = run_py("worker.target=adders.Adder")
+    problem = "worker.target: importing 'adders' failed with SystemExit: 0. Fix: see the log for its traceback"
+    assert (done.code, done.err.splitlines(), done.last_line) == (1, [problem], f"FAILED: {problem}")
+    assert done.report["error"] == {"type": "ConfigError", "message": problem}
