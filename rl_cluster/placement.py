@@ -109,11 +109,11 @@ def place_all(specs: Sequence[ClusterSpec], *, on_progress: Progress | None = No
                 say("the planned place was taken by another job before it could be placed; planning again")
             else:
                 now = time.monotonic()
-                if started_here() and now > started + LAG_S:
-                    raise _diagnosed(specs, answer, "")
-                say(f"waiting for resources, {deadline - now:.0f} s left: {answer.headline}")
                 if not started_here():
+                    say(f"waiting for resources, {deadline - now:.0f} s left: {answer.headline}")
                     autoscaler.ask(specs, inventory)
+                elif answer.never or now > started + LAG_S:  # nobody else can add to a Ray of our own
+                    raise _diagnosed(specs, answer, "")
             out_of_attempts = attempts is not None and tried >= attempts
             if out_of_attempts or time.monotonic() + pause > deadline:
                 limit = f"{RETRIES_VARIABLE}={attempts}" if out_of_attempts else f"cluster.timeout_s={timeout_s:g}"

@@ -91,6 +91,7 @@ def test_each_node_builds_its_own_environment_once(ground: Path, nodes: list[str
     assert syncs(ground) - before == 2
 
 
+@pytest.mark.slow
 def test_nodes_that_share_a_folder_build_once(ground: Path, nodes: list[str]) -> None:
     """A shared folder: one node builds, the other waits and reuses."""
     before = syncs(ground)
@@ -185,6 +186,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_when_one_node_fails_the_builds_of_the_others_are_ended(ground: Path, nodes: list[str]) -> None:
     """The first error is the answer at once; a build that still runs elsewhere is killed with its uv."""
     (ground / "hanging").mkdir()
@@ -215,6 +217,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_a_driver_started_by_uv_run_starts_no_uv_run_in_its_workers(ground: Path) -> None:
     """With Ray's uv hook off, SYSTEM is the driver's interpreter, started directly, though the driver runs below uv run."""
     environ = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "UV_OFFLINE": "1"}

@@ -90,6 +90,7 @@ def python_of(ground: Path, executable: str) -> dict[str, str]:
     return {"executable": executable, "project_dir": str(ground / "demo"), "venv_dir": str(ground / "envs")}
 
 
+@pytest.mark.slow
 def test_base_and_vllm_groups_share_bundles_and_talk_to_each_other(ground: Path, placed: RayVirtualCluster) -> None:
     """Each of two groups on the same bundles sees its own packages, interpreter and variables, and calls the other's workers."""
     with (
@@ -116,6 +117,7 @@ def test_base_and_vllm_groups_share_bundles_and_talk_to_each_other(ground: Path,
     assert builds_of(ground, "ground") == 1
 
 
+@pytest.mark.slow
 def test_a_python_that_can_not_be_made_creates_no_worker_and_leaves_no_build(ground: Path, placed: RayVirtualCluster) -> None:
     """The error comes before any worker is created, and the bundles are free for the next group."""
     from ray._private.state import actors  # the public ray.util.state needs the dashboard
@@ -168,6 +170,7 @@ def files_with(text: str, folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_secret_stands_on_no_command_line_in_no_log_of_rays_and_in_no_output(
     ground: Path,
     session: Path,

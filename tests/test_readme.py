@@ -82,14 +82,17 @@ def shape(text: str) -> list[str]:
 
 
 CONSOLES = [block.text.splitlines() for block in blocks() if block.language == "console"]
-NEEDS_RAY = {"python run.py", "python run.py cluster=2x8_spread numa.membind=false ray=simulated"}
+NEEDS_RAY = {
+    "python run.py": [pytest.mark.ray],
+    "python run.py cluster=2x8_spread numa.membind=false ray=simulated": [pytest.mark.ray, pytest.mark.slow],
+}
 TRANSCRIPTS = [
     pytest.param(
         shown[0].removeprefix("$ "),
         "\n".join(shown[1:-2]),
         int(shown[-1]),
         id=shown[0].removeprefix("$ python run.py").strip() or "main job",
-        marks=[pytest.mark.ray] if shown[0].removeprefix("$ ") in NEEDS_RAY else [],
+        marks=NEEDS_RAY.get(shown[0].removeprefix("$ "), []),
     )
     for shown in CONSOLES
 ]

@@ -95,6 +95,7 @@ def cpu_set(text: str) -> set[int]:
     return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
+@pytest.mark.slow
 def test_rehearsal_command_works_when_pasted(run_py: RunPy) -> None:
     """The command that a shortfall suggests, pasted as it is, runs the same layout on a simulated cluster."""
     words = ("cluster=2x8_spread", "cluster.gpus_per_node=1", "numa.membind=false", "ray.num_gpus=0", "worker.kwargs={}")
@@ -105,6 +106,7 @@ def test_rehearsal_command_works_when_pasted(run_py: RunPy) -> None:
     all_held(run_py(*pasted), 2, machines=2, simulated=True)
 
 
+@pytest.mark.slow
 def test_runs_at_once_do_not_meet(run_py: RunPy) -> None:
     """Two simulations and two plain runs on one machine at the same time: four clusters, none joins another's."""
     simulated = [run_py.start("ray=simulated", "cluster=1x8", "cluster.gpus_per_node=1") for _ in range(2)]

@@ -43,6 +43,7 @@ def test_hold_until_ctrl_c(run_py: RunPy) -> None:
     assert done.report["ok"] is True
 
 
+@pytest.mark.slow
 def test_sigterm_ends_hold(run_py: RunPy) -> None:
     """SIGTERM is not the end that hold waits for: exit 143; Ctrl-C in the midst of giving back changes nothing."""
     run = run_py.start("hold=true", "ray.num_cpus=1")
@@ -53,6 +54,7 @@ def test_sigterm_ends_hold(run_py: RunPy) -> None:
     ended_by(run.done(), "SIGTERM", 143)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ray_starts(run_py: RunPy) -> None:
     """Ctrl-C while a simulated cluster comes up: exit 130, its nodes are gone."""
     run = run_py.start("cluster=4x8_strict_spread", "ray=simulated")
@@ -61,6 +63,7 @@ def test_ctrl_c_while_ray_starts(run_py: RunPy) -> None:
     ended_by(run.done(), "Ctrl-C", 130)
 
 
+@pytest.mark.slow
 def test_sigterm_while_ray_starts(run_py: RunPy) -> None:
     """SIGTERM while a local Ray comes up, before it has a node: exit 143."""
     run = run_py.start("ray.num_cpus=1")
@@ -79,6 +82,7 @@ def test_ctrl_c_while_workers_come_up(run_py: RunPy) -> None:
     ended_by(run.done(), "Ctrl-C", 130)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep(run_py: RunPy) -> None:
     """Ctrl-C ends the whole sweep, not only the job that runs."""
     run = run_py.start("-m", "ray.num_cpus=1", "hold=true", "worker.name=a,b")

@@ -109,6 +109,7 @@ def test_jobs_share_one_simulated_cluster(run_py: RunPy) -> None:
     assert done.last_line == "OK: 4 of 4 jobs ok (simulated)"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_failing_and_an_interrupted_job_among_eight(run_py: RunPy) -> None:
     """The failing one does not stop the rest, Ctrl-C does: its job's row says so, and those after it are listed as not run."""
@@ -133,6 +134,7 @@ def test_a_failing_and_an_interrupted_job_among_eight(run_py: RunPy) -> None:
     assert "Traceback" not in done.out + done.err
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_job_that_breaks_the_cluster_harms_no_other(run_py: RunPy) -> None:
     """When a job has lost a node of the shared cluster, the next one says so and gets a fresh cluster."""
@@ -143,6 +145,7 @@ def test_a_job_that_breaks_the_cluster_harms_no_other(run_py: RunPy) -> None:
     assert "The sweep's simulated cluster is not as it was before the job before" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_sizes_that_the_user_said_are_kept(run_py: RunPy) -> None:
     """A job that says the size of its simulation gets just that: the cluster of the job before is given back first."""
@@ -151,6 +154,7 @@ def test_sizes_that_the_user_said_are_kept(run_py: RunPy) -> None:
     assert done.err.count("starting a simulated Ray cluster ...") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ctrl_c_with_jobs_in_processes_of_their_own(run_py: RunPy) -> None:
     """joblib kills its processes with all their children: their rows still say what became of them, and their clusters are gone."""
@@ -167,6 +171,7 @@ def test_ctrl_c_with_jobs_in_processes_of_their_own(run_py: RunPy) -> None:
     assert list(run_py.temporary.glob("rl?-*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_jobs_in_processes_of_their_own(run_py: RunPy) -> None:
     """With joblib's launcher jobs run side by side: each has a simulated cluster of its own, and each has its row."""

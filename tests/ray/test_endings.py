@@ -70,7 +70,14 @@ def was_ended(code: int, how: signal.Signals) -> bool:
     return code != 0 if how is signal.SIGTERM else code in (-how, 128 + how)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, id="SIGKILL"),
+    ],
+)
 @pytest.mark.parametrize("moment", ["waiting", "init", "running"])
 def test_a_shared_cluster_is_as_it_was(simulated: RaySession, folder: Path, moment: str, how: signal.Signals) -> None:
     """A driver on somebody else's Ray is ended while it waits for GPUs, while workers start, while they run: its groups, actors and
@@ -94,12 +101,12 @@ def test_a_shared_cluster_is_as_it_was(simulated: RaySession, folder: Path, mome
 @pytest.mark.parametrize(
     ("moment", "how"),
     [
-        pytest.param("starting", signal.SIGINT, id="SIGINT while Ray starts"),
-        pytest.param("starting", signal.SIGKILL, id="SIGKILL while Ray starts"),
+        pytest.param("starting", signal.SIGINT, id="SIGINT while Ray starts", marks=pytest.mark.slow),
+        pytest.param("starting", signal.SIGKILL, id="SIGKILL while Ray starts", marks=pytest.mark.slow),
         pytest.param("running", signal.SIGINT, id="SIGINT while workers run"),
         pytest.param("running", signal.SIGKILL, id="SIGKILL while workers run"),
-        pytest.param("ending", signal.SIGINT, id="SIGINT while things are given back"),
-        pytest.param("ending", signal.SIGTERM, id="SIGTERM while things are given back"),
+        pytest.param("ending", signal.SIGINT, id="SIGINT while things are given back", marks=pytest.mark.slow),
+        pytest.param("ending", signal.SIGTERM, id="SIGTERM while things are given back", marks=pytest.mark.slow),
     ],
 )
 def test_a_ray_of_our_own_is_gone(folder: Path, moment: str, how: signal.Signals) -> None:

@@ -80,6 +80,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.mark.slow
 def test_init_ray_joins_only_what_is_for_it(simulated: RaySession, folder: Path) -> None:
     """A local Ray is joined by drivers with the same set of GPUs, in any order; never by others, who also leave alone somebody's
     simulation; one without a tag is managed by others and is joined; a named one is obeyed."""

@@ -73,6 +73,7 @@ def run(python: Path, script: Path, here: Path, temporary: Path, *words: str) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", LAST_LINES)
 def test_an_example_runs_and_checks_itself(name: str, python: Path, examples: Path, temporary: Path, tmp_path: Path) -> None:
@@ -85,6 +86,7 @@ def test_an_example_runs_and_checks_itself(name: str, python: Path, examples: Pa
     assert sorted(os.listdir(tmp_path / "here")) == ["outputs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAST_LINES)
 def test_an_example_plans_on_any_machines(name: str, python: Path, examples: Path, temporary: Path, tmp_path: Path) -> None:
     """mode=plan with an inventory file, at the size of a real run; what does not fit ends with 3 and no traceback."""
