@@ -1,142 +1,28 @@
-"""What run.py runs: Hydra composes the config, the door checks it, :mod:`rl_cluster.job` does it; every error gets its exit code.
-
-Ray is imported only when a job runs, so that ``--help``, ``--cfg job`` and completion stay quick.
-"""
+"""The entry point of run.py and of the command ``rl-cluster``: Ctrl-C is taken over before the imports, which take a while."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 import signal
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rl_cluster.command_line import folder_words
-from rl_cluster.config import PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config
-from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_OK, ConfigError
-from rl_cluster.interrupts import orderly_interrupts
-from rl_cluster.schema import RunSpec
-from rl_cluster.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-FULL_ERROR = "HYDRA_FULL_ERROR"
+from types import FrameType
 
 
 def main() -> None:
-    """Entry point of run.py and of the command ``rl-cluster``. Ends the process with the exit code of the worst job."""
-    codes: list[int] = []
-    # Hydra then raises instead of printing its own text and ending the process; a user who set it wants the traceback
-    wants_traceback = os.environ.get(FULL_ERROR) == "1"
-    os.environ[FULL_ERROR] = "1"
-    _never_refuse_to_write()
-    with orderly_interrupts() as interrupts:
-        interrupted = False
-        try:
-            _run_hydra(codes, full_error=wants_traceback)
-            sys.stdout.flush()
-        except KeyboardInterrupt as stop:
-            interrupted = True
-            if not any(code >= 128 for code in codes):
-                codes.append(interrupts.named(stop).exit_code)
-        except BrokenPipeError:  # the reader of --help or --cfg has gone
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        except Exception as error:
-            if wants_traceback:
-                raise
-            codes.append(_explain(error, in_job=bool(codes) or sweep_has_jobs()))
-        finally:
-            if not wants_traceback:
-                os.environ.pop(FULL_ERROR, None)
-            interrupts.ending()
-            codes += end_sweep(interrupted=interrupted)
-    with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is given back; an impatient Ctrl-C must not change the exit code
-    sys.exit(max(codes, default=EXIT_OK))
+    """Do what the command line says. Ends the process with the exit code of the worst job."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, _end_quietly)
+    from rl_cluster.hydra_app import run_program
+
+    run_program()
 
 
-def _never_refuse_to_write() -> None:
-    """A path or a message with letters that the terminal has not, or a full disk below the log, is no reason to end a run."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    logging.raiseExceptions = False
-    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what it passes on from a node, whatever it writes to
-
-
-def _run_hydra(codes: list[int], *, full_error: bool) -> None:
-    import hydra
-
-    def task(config: DictConfig) -> int:
-        codes.append(EXIT_OK)  # a job has begun
-        with noted_job() as note:
-            _job(config, note, full_error=full_error)
-        codes[-1] = note.code
-        if codes[-1] >= 128:
-            raise KeyboardInterrupt  # a signal ends the sweep, not only this job of it
-        return codes[-1]
-
-    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=PRIMARY_CONFIG)(task)()
-
-
-def _explain(error: Exception, *, in_job: bool) -> int:
-    """Say what went wrong, one line for each problem. Returns the exit code."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    of_config = isinstance(error, (HydraException, OmegaConfBaseException))  # a missing option is an OSError as well
-    if isinstance(error, ConfigError):
-        _complain(error.problems)
-    elif isinstance(error, OSError) and not in_job and not of_config:
-        where = f"{error.filename}: " if error.filename else ""
-        _complain([f"hydra.run.dir: must be a folder that can be written, got {where}{error.strerror or error}. Fix: hydra.run.dir=FOLDER"])
-    elif in_job and not of_config:
-        _complain([f"internal error: {type(error).__name__}: {error}. Fix: {FULL_ERROR}=1 shows its traceback; please report it"])
-        return EXIT_CHECK_FAILED
-    else:
-        # Some refusals of Hydra's are plain ValueErrors.
-        _complain(describe_compose_error(error, sys.argv[1:]))
-    return EXIT_CONFIG
-
-
-def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    from rl_cluster.job import resolve_paths
-
-    hydra_config = HydraConfig.get()
-    folder = Path(hydra_config.runtime.output_dir)
-    called_from = str(hydra_config.runtime.cwd)
-    overrides = [*folder_words(sys.argv[1:]), *(OmegaConf.to_container(hydra_config.overrides.task) or [])]
-    if called_from not in sys.path:
-        sys.path.insert(1, called_from)  # worker.target may live beside the recipe, also for the installed command
-    try:
-        spec = resolve_paths(from_config(config, kind=RunSpec), called_from)
-    except ConfigError as error:
-        if full_error:
-            raise
-        _complain(error.problems)
-        note.code, note.error = EXIT_CONFIG, error.problems[0]
-        return
-    if spec.recipe is not None:
-        from rl_cluster.recipe_job import run
-    else:
-        from rl_cluster.job import run
-
-    note.code = run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
-
-
-def _complain(problems: Sequence[str]) -> None:
-    for problem in problems:
-        print(problem, file=sys.stderr)
+def _end_quietly(number: int, frame: FrameType | None) -> None:
+    """Nothing has been started yet, so there is nothing to give back: no traceback of whatever was being imported."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted by Ctrl-C; nothing had been started\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from rl_cluster.records import WorkerRecord
 from rl_cluster.rehearsal import planned_on, with_rehearsal
 from rl_cluster.report import build_report, write_report
 from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
-from rl_cluster.screen import Screen
+from rl_cluster.screen import Screen, say, unshown_error
 from rl_cluster.svg import render_svg
 from rl_cluster.table import render_checks, render_table, render_verdict
 
@@ -119,7 +119,7 @@ def run(
         except KeyboardInterrupt as stop:
             interrupted = interrupts.named(stop)
             error, code = interrupted, interrupted.exit_code
-        except Exception as problem:
+        except BaseException as problem:  # also the SystemExit of a user's code: a run always comes to its report
             error, code = problem, EXIT_CHECK_FAILED
             logger.debug("the run ended with this error", exc_info=True)
         interrupts.ending()
@@ -135,6 +135,10 @@ def run(
                 error, code = unwritten, unwritten.exit_code
         screen.show(f"files: {files.folder}")
         screen.show(_last_line(spec, state, error))
+        if screen.unshown is not None:
+            unshown = unshown_error(screen.unshown)
+            complain(unshown, full_error=full_error)
+            code = code or unshown.exit_code
     return code
 
 
@@ -159,8 +163,8 @@ def stuck_error() -> RlClusterError:
 def complain(error: BaseException, *, full_error: bool) -> None:
     """Say on standard error what ended a run."""
     if full_error:
-        traceback.print_exception(type(error), error, error.__traceback__)
-    print(error_text(error), file=sys.stderr, flush=True)
+        say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip("\n"))
+    say(error_text(error))
 
 
 def unwritable(files: RunFiles, failure: OSError) -> RlClusterError:

@@ -8,11 +8,51 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
+from rl_cluster.errors import RlClusterError
 from rl_cluster.grid import render_grid
 from rl_cluster.picture import Picture
 
 logger = logging.getLogger(__name__)
+
+
+def fill_closed_streams() -> None:
+    """Let a standard stream that the caller has closed (``>&-``) lead nowhere: the next file that is opened would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def written(text: str, stream: TextIO) -> OSError | None:
+    """Write a text out at once. A stream that refuses leads nowhere from then on.
+
+    Returns:
+        Why it refused; None also where only its reader has gone (``run.py | head -3``).
+    """
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as failure:
+        # what Python still holds for this stream is written at its end, so the stream itself must lead nowhere
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
+        return None if isinstance(failure, BrokenPipeError) else failure
+    return None
+
+
+def say(text: str) -> None:
+    """A line on standard error. Where that can't be written nobody can be told so."""
+    written(f"{text}\n", sys.stderr)
+
+
+def unshown_error(failure: OSError) -> RlClusterError:
+    """The error for results that could not be shown."""
+    return RlClusterError(
+        f"standard output: must be writable, got {failure.strerror or failure}. Fix: write it to a disk with room, or to a terminal"
+    )
 
 
 class Screen:
@@ -23,16 +63,12 @@ class Screen:
         self.color = terminal and os.environ.get("TERM") != "dumb"
         # 0 is a terminal that does not say its width (before Python 3.11 it comes through)
         self.width = (shutil.get_terminal_size().columns or 80) if sys.stdout.isatty() else None
+        self.unshown: OSError | None = None
         self.ascii_only = not _can_encode(sys.stdout.encoding)
 
     def show(self, text: str) -> None:
-        """A part of the result. A reader that has gone (``run.py | head -3``) doesn't end the run."""
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            # what Python still holds for this stream is written at its end, so the stream itself must lead nowhere
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        """A part of the result. An output that refuses doesn't end the run; ``unshown`` says why, unless its reader has just gone."""
+        self.unshown = written(f"{text}\n", sys.stdout) or self.unshown
 
     def part(self, name: str, text: str, *, simulated: bool) -> None:
         """A part of the result below its name, so that what is copied out of the screen says that it is simulated."""
@@ -42,7 +78,7 @@ class Screen:
     def tell(self, text: str) -> None:
         """What is going on; goes to the log as well."""
         logger.info(text)
-        print(text, file=sys.stderr, flush=True)
+        say(text)
 
     def grid(self, picture: Picture) -> None:
         """The drawing."""

@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "workers": {"actors", "bring_up", "target_check", "target_import", "worker_boot", "worker_group", "worker_setup"},
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
-        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "inventory_cli", "job", "probe", "python_env_cli"),
+        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe", "python_env_cli"),
         *("recipe_job", "recipe_run", "sweep"),
     },
 }
