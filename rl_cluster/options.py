@@ -71,7 +71,7 @@ class OwnOptions:
             file = folder / group / f"{name}.yaml"
             if file.is_file():
                 if PACKAGE_HEADER.search(file.read_text(encoding="utf-8", errors="replace")):
-                    return cast("DictConfig", OmegaConf.create({}))  # its keys go where only Hydra puts them
+                    return OmegaConf.create({})  # its keys go where only Hydra puts them
                 before = len(problems)
                 part = compose_option(file, folder, group, problems)
                 if len(problems) == before and group in GROUPS:

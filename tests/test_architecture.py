@@ -19,7 +19,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
     "ground": {"errors", "rules", "schema", "interrupts", "_reaper"},
-    "config": {"config", "options", "recipe_file", "recipe_spec"},
+    "config": {"command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
         *("segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
         *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe", "python_env_cli"),
-        *("recipe_job", "recipe_run", "sweep"),
+        *("recipe_job", "recipe_run", "rehearsal", "sweep"),
     },
 }
 

@@ -35,7 +35,7 @@ os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what it would print
 try:
     main()
 except Exception as error:
-    sys.exit("\\n".join(describe_compose_error(error, [word for word in sys.argv[1:] if not word.startswith("-")])))
+    sys.exit("\\n".join(describe_compose_error(error, sys.argv[1:])))
 """
 
 
@@ -135,7 +135,19 @@ REFUSED = {
         ],
     ),
     "value_for_a_group": (["numa=[1]"], ["numa: must be a group of keys (NumaSpec), got [1]"]),
-    "sweep_without_multirun": (["cluster=1x8", "cluster.num_nodes=1,2"], ["config: Ambiguous value for argument 'cluster.num_nodes=1,2' "]),
+    "sweep_without_multirun": (
+        ["cluster=1x8", "cluster.num_nodes=1,2", "cluster.strategy=PACK,SPRED"],
+        [
+            "cluster.num_nodes: must be one value in a run without -m, got '1,2'. Fix: add -m, which runs one job for each; "
+            "or quote a value that has commas: 'cluster.num_nodes=\"1,2\"'",
+            "cluster.strategy: must be one value in a run without -m, got 'PACK,SPRED'. Fix: add -m, which runs one job for each; or quote",
+            "cluster.strategy: must be STRICT_PACK, PACK, SPREAD or STRICT_SPREAD, got 'SPRED'. Fix: write SPREAD",
+        ],
+    ),
+    "range_without_multirun": (
+        ["cluster=1x8", "cluster.num_nodes=range(1,3)"],
+        ["cluster.num_nodes: must be one value in a run without -m, got 'range(1,3)'. Fix: add -m, which runs one job for each"],
+    ),
     "item_there_already": (
         ["cluster=1x8", "+cluster.num_nodes=2"],
         ["config: Could not append to config. An item is already at 'cluster.num_nodes'."],
@@ -190,6 +202,78 @@ def test_a_users_slip_gives_our_lines_and_exit_1(
     done = app(*words)
     assert (done.returncode, done.stderr) == (1, stderr)
     assert "spec" not in done.stdout.replace("2x8_sp", "").split("\n")[-2:]
+
+
+TYPED = "defaults:\n  - /rl_cluster/schema/cluster@_here_\n  - _self_\n"
+OWN_OPTIONS = {
+    "typo.yaml": "num_nodes: 2\ngpu_per_node: 3\n",
+    "typed.yaml": f"{TYPED}num_nodes: 2\ngpu_per_node: 3\n",
+    "based.yaml": "defaults:\n  - 2x8_spread\n  - _self_\ngpus_per_node: eight\n",
+    "broken.yaml": "num_nodes: 2\n  gpus: : 3\n",
+    "whole.yaml": "num_nodes: 2\ngpus_per_node: 4\n",
+}
+
+
+@pytest.mark.parametrize(
+    "folder", [["--config-dir", "mine"], ["-cd=mine"], ["hydra.searchpath=[file://mine]"]], ids=["flag", "short", "search_path"]
+)
+@pytest.mark.parametrize(
+    ("words", "stderr"),
+    [
+        pytest.param(
+            ["cluster=typo"],
+            "mine/cluster/typo.yaml: cluster.gpu_per_node: must be a key of ClusterSpec, got 3. Fix: write cluster.gpus_per_node\n",
+            id="misspelt_key",
+        ),
+        pytest.param(
+            ["cluster=typed", "cluster.num_nodes=-1"],
+            "cluster.num_nodes: must be at least 1, got -1\n"
+            "mine/cluster/typed.yaml: cluster.gpu_per_node: must be a key of ClusterSpec, got 3. Fix: write cluster.gpus_per_node\n",
+            id="misspelt_key_below_the_schema_and_a_bad_word",
+        ),
+        pytest.param(
+            ["cluster=based"], "mine/cluster/based.yaml: cluster.gpus_per_node: must be a whole number, got 'eight'\n", id="bad_value"
+        ),
+        pytest.param(
+            ["cluster=broken"], "mine/cluster/broken.yaml, line 2: must be YAML, got mapping values are not allowed here\n", id="no_yaml"
+        ),
+        pytest.param(
+            ["cluster=whol"],
+            "cluster: must be an option (1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, based, broken, local, typed, typo, "
+            "uneven_8_4 or whole), got 'whol'. Fix: write cluster=whole\n",
+            id="unknown_option",
+        ),
+    ],
+)
+def test_a_slip_in_a_users_own_option_file_is_told_with_its_file(
+    app: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, folder: list[str], words: list[str], stderr: str
+) -> None:
+    """Flags and their values are no overrides; own options are listed beside ours."""
+    (tmp_path / "mine" / "cluster").mkdir(parents=True)
+    for name, text in OWN_OPTIONS.items():
+        (tmp_path / "mine" / "cluster" / name).write_text(text, encoding="utf-8")
+    done = app(*folder, *words)
+    assert (done.stderr, done.returncode) == (stderr, 1)
+
+
+def test_a_config_dir_that_is_not_there_is_said(app: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """And nothing of the options that it might have held."""
+    done = app("--config-dir", "mine", "cluster=own")
+    assert done.stderr == "--config-dir: must be a folder that is there, got 'mine'. Fix: correct its name, or leave it out\n"
+
+
+RECIPE_WORDS = 'Fix: give it to the recipe: \'recipe_overrides=["policy.cluster.num_nodes=1","cluster@policy.cluster=1x8"]\''
+
+
+def test_a_key_of_the_recipe_is_sent_to_recipe_overrides(app: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """With the whole word to write; run.py's own keys are looked at as ever."""
+    done = app("recipe=R.yaml", "policy.cluster.num_nodes=1", "cluster@policy.cluster=1x8", "ray.num_cpus=no")
+    rule = "must be a key of run.py itself; a key of the recipe goes into recipe_overrides"
+    assert done.stderr.splitlines() == [
+        f"policy.cluster.num_nodes: {rule}, got 'policy.cluster.num_nodes=1'. {RECIPE_WORDS}",
+        f"cluster@policy.cluster: {rule}, got 'cluster@policy.cluster=1x8'. {RECIPE_WORDS}",
+        "ray.num_cpus: must be a whole number, got 'no'",
+    ]
 
 
 def test_the_job_stays_in_the_users_folder_unless_asked(app: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -244,12 +245,31 @@ def test_every_written_out_sweep_is_looked_at_and_no_other() -> None:
     ]
 
 
-@pytest.mark.parametrize("words", [["--config-dir", "mine"], ["--config-dir=mine"], ["hydra.searchpath=[mine]"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--config-path", "mine"], ["-cn=mine"], ["hydra.searchpath=[pkg://nowhere_at_all]"]], ids=lambda words: " ".join(words)
+)
 def test_an_option_of_another_folder_is_no_problem_but_a_bad_value_is(words: list[str]) -> None:
-    """Ours are not the only options then."""
-    assert describe_compose_error(ValueError("x"), ["cluster=mine", "numa.membind=maybe", *words]) == [
-        "numa.membind: must be true or false, got 'maybe'"
+    """Where not every option that Hydra finds can be seen from here."""
+    problems = describe_compose_error(ValueError("x"), ["cluster=mine", "numa.membind=maybe", *words])
+    assert problems == ["numa.membind: must be true or false, got 'maybe'"]
+
+
+def test_a_group_of_the_users_own_is_no_unknown_key(tmp_path: Path) -> None:
+    """What its options hold is between Hydra and them; a misspelt one is named."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "big.yaml").write_text("# @package _global_\ncluster: {num_nodes: 2}\n", encoding="utf-8")
+    line = ["--config-dir", str(tmp_path)]
+    assert describe_compose_error(ValueError("x"), [*line, "+experiment=big"]) == ["config: x"]
+    assert describe_compose_error(ValueError("x"), [*line, "+experiment=bigg"]) == [
+        "experiment: must be an option (big), got 'bigg'. Fix: write experiment=big"
     ]
+
+
+def test_an_own_option_with_a_package_header_is_left_to_hydra(tmp_path: Path) -> None:
+    """Its keys go where only Hydra puts them."""
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "mine.yaml").write_text("# @package policy.cluster\nnum_nods: 2\n", encoding="utf-8")
+    assert describe_compose_error(ValueError("x"), ["-cd", str(tmp_path), "cluster=mine"]) == ["config: x"]
 
 
 def test_hydras_flags_and_their_values_are_no_overrides() -> None:
