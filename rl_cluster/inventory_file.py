@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,8 @@ class _Reader:
         if "resources" not in entry:
             self.broken(f"{where}.resources", "must be there", None)
         total = self.amounts(f"{where}.resources", entry.get("resources", {}))
-        if "resources" in entry:
-            self.resource_names(f"{where}.resources", total)
+        if isinstance(entry.get("resources"), Mapping) and entry.get("state") != "dead":
+            self.resource_names(f"{where}.resources", [str(name) for name in entry["resources"]])
         free = {**total, **self.amounts(f"{where}.free", entry.get("free", {}))}
         for name, amount in free.items():
             if amount > total.get(name, 0.0):
@@ -167,16 +167,16 @@ class _Reader:
                 amounts[str(name)] = float(amount)
         return amounts
 
-    def resource_names(self, where: str, total: Mapping[str, float]) -> None:
+    def resource_names(self, where: str, names: Sequence[str]) -> None:
         """A misspelt name of Ray's own would be a custom resource that nothing asks for."""
         meant = set()
-        for name in total:
+        for name in names:
             near = next((known for known in RAYS_RESOURCES if name.lower().rstrip("s") == known.lower()), None)
-            if near is not None and near not in total:
+            if near is not None and near not in names:
                 meant.add(near)
-                self.broken(f"{where}.{name}", f"must not be nearly {near}", name, fix=f"write {near}")
-        if "CPU" not in total and "CPU" not in meant:
-            self.broken(where, "must say CPU", sorted(total), fix="add CPU: <cores>, or CPU: 0 for a node that gives none")
+                self.broken(f"{where}.{name}", "must be a resource by Ray's name", name, fix=f"write {near}")
+        if "CPU" not in names and "CPU" not in meant:
+            self.broken(where, "must say CPU", sorted(names), fix="add CPU: <cores>, or CPU: 0 for a node that gives none")
 
     def texts(self, where: str, value: object) -> dict[str, str]:
         if not isinstance(value, Mapping):
@@ -208,7 +208,9 @@ def dump_inventory(inventory: Inventory) -> str:
 
     nodes = []
     for node in inventory.nodes:
-        total = {"CPU": 0, **_kept(node.total)}  # Ray leaves out what a node has none of
+        total = _kept(node.total)
+        if node.state != "dead":
+            total = {"CPU": 0, **total}  # Ray leaves out what a node has none of
         free = _kept(node.free)
         held = {name: free.get(name, 0) for name, amount in total.items() if free.get(name, 0) != amount}
         labels = {name: text for name, text in node.labels.items() if name != "ray.io/node-id"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from attrs import evolve
 
 from rl_cluster.errors import ConfigError
@@ -60,7 +61,7 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
             id="amounts",
         ),
         pytest.param(
-            {"nodes": [{"resources": {"GPU": 1}, "free": {"GPU": 9, "TPU": 1}}]},
+            {"nodes": [{"resources": {"GPU": 1, "CPU": 1}, "free": {"GPU": 9, "TPU": 1}}]},
             [
                 "nodes[0].free.GPU: must be at most what resources says (1), got 9.0",
                 "nodes[0].free.TPU: must be at most what resources says (0), got 1.0",
@@ -68,7 +69,7 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
             id="more-free-than-there-is",
         ),
         pytest.param(
-            {"nodes": [{"resources": {}, "lables": {}, "state": "gone", "head": "no", "labels": {"a": True}}], "node": []},
+            {"nodes": [{"resources": {"CPU": 1}, "lables": {}, "state": "gone", "head": "no", "labels": {"a": True}}], "node": []},
             [
                 "node: must be one of nodes, source, got 'node'",
                 "nodes[0].lables: must be one of address, count, resources, free, labels, hostname, head, state, holders, got 'lables'",
@@ -79,22 +80,36 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
             id="keys-and-words",
         ),
         pytest.param(
-            {"nodes": [{"resources": {}, "address": "gpu-a", "count": 2}]},
+            {"nodes": [{"resources": {"CPU": 1}, "address": "gpu-a", "count": 2}]},
             ["nodes[0].address: must be an IP address where count is more than 1, got 'gpu-a'"],
             id="a-name-can-not-be-counted",
         ),
         pytest.param(
-            {"nodes": [{"resources": {}, "address": "10.0.0.2", "count": 2}, {"resources": {}, "address": "10.0.0.3"}]},
+            {"nodes": [{"resources": {"CPU": 1}, "address": "10.0.0.2", "count": 2}, {"resources": {"CPU": 1}, "address": "10.0.0.3"}]},
             ["nodes[1].address: must differ from that of nodes[0], got '10.0.0.3'"],
             id="an-address-twice",
         ),
         pytest.param(
-            {"nodes": [{"resources": {}, "holders": [{"kind": "task"}]}]},
+            {"nodes": [{"resources": {"CPU": 1}, "holders": [{"kind": "task"}]}]},
             [
                 "nodes[0].holders[0]: must have the keys kind, name, id, job_id, resources and a kind of placement_group, actor, unknown, "
                 "got {'kind': 'task'}"
             ],
             id="a-holder",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"GPUs": 8, "cpu": 16}}, {"resources": {"CPU": 1, "Memory": 4, "cpus": 1}}]},
+            [
+                "nodes[0].resources.GPUs: must be a resource by Ray's name, got 'GPUs'. Fix: write GPU",
+                "nodes[0].resources.cpu: must be a resource by Ray's name, got 'cpu'. Fix: write CPU",
+                "nodes[1].resources.Memory: must be a resource by Ray's name, got 'Memory'. Fix: write memory",
+            ],
+            id="nearly-a-resource-of-rays",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"GPU": 8}}, {"resources": {"GPU": 8, "CPU": 0}}, {"resources": {"GPU": 8}, "state": "dead"}]},
+            ["nodes[0].resources: must say CPU, got ['GPU']. Fix: add CPU: <cores>, or CPU: 0 for a node that gives none"],
+            id="no-word-of-cpus",
         ),
     ],
 )
@@ -163,3 +178,10 @@ def test_the_examples_can_be_planned_on(name: str, nodes: int, spec: ClusterSpec
     addresses = {node.node_id: node.address for node in inventory.nodes}
     assert len(inventory.nodes) == nodes
     assert list(dict.fromkeys(addresses[bundle.node_id] for bundle in answer.bundles)) == expected
+
+
+def test_a_node_of_rays_without_cpus_is_written_with_none() -> None:
+    """Ray leaves a resource out that a node has none of; the file says it, so that it can be read again."""
+    node = PhysicalNode("node-10.0.0.1", "10.0.0.1", {"GPU": 8.0}, {"GPU": 2.0})
+    text = dump_inventory(Inventory((node,)))
+    assert yaml.safe_load(text)["nodes"] == [{"address": "10.0.0.1", "resources": {"CPU": 0, "GPU": 8}, "free": {"GPU": 2}}]
