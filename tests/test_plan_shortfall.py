@@ -111,8 +111,25 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             {"num_nodes": 2, "use_head": "never", "strategy": "STRICT_SPREAD"},
             True,
             "head",
-            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; not used: 1 the head node (cluster.use_head)",
+            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; "
+            "not used: 1 the head node, left out by cluster.use_head=never",
             id="head",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, {"CPU": 16}, is_head=True),)),
+            {"num_nodes": 2},
+            True,
+            "accelerator",
+            "2 logical nodes of 8 GPUs: no GPU anywhere: the only node is the head node 10.0.0.1, which has none",
+            id="only-a-head-without-gpus",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, {"CPU": 16}, is_head=True), made_up_node(1, AMOUNTS))),
+            {"num_nodes": 2, "strategy": "STRICT_SPREAD"},
+            True,
+            "nodes",
+            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; not used: 1 the head node, which has no GPU",
+            id="a-head-without-gpus",
         ),
         pytest.param(
             Inventory((made_up_node(0, AMOUNTS, labels=DOMAIN), made_up_node(1, AMOUNTS))),

@@ -145,7 +145,7 @@ def test_no_domain_at_all_is_an_error_before_anything_is_placed() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_layout(ClusterSpec(num_nodes=2, segment_size=2), domains(None, None))
     assert str(caught.value) == (
-        "cluster.segment_size: needs nodes in an NVLink domain, got 2 and 2 nodes without one. "
+        "cluster.segment_size: needs nodes in an NVLink domain, got 2 with 2 living nodes, none of them in a domain. "
         "Fix: start each node's Ray with a label ray.io/gpu-domain=<domain>, or unset cluster.segment_size"
     )
 

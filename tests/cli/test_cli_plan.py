@@ -100,11 +100,12 @@ PLANNED: 6 bundles on 2 machines, nothing was created
 
 
 def test_plan_on_a_file_that_does_not_hold_it(run_py: RunPy) -> None:
-    """A shortfall on a file gives exit 3 and a command that rehearses it on a cluster made up to fit, not on that file again."""
+    """A shortfall on a file gives exit 3 and what would fit; a rehearsal on a cluster made up to fit would say nothing of that file."""
     (run_py.folder / "cluster.yaml").write_text(INVENTORY, encoding="utf-8")
     done = run_py("mode=plan", "inventory=cluster.yaml", "cluster=2x8_spread")
     assert done.code == 3
-    assert done.err.splitlines()[-1] == f"  python {RUN_PY} mode=plan cluster=2x8_spread ray=simulated"
+    assert done.err.splitlines()[-1] == "Fix: cluster.gpus_per_node=4 fits now"
+    assert "rehearse" not in done.err
     assert done.last_line.startswith("FAILED: 2 logical nodes of 8 GPUs: ")
     assert validate_report(done.report) == []
     assert done.report["error"]["type"] == "ResourceInsufficientError"
@@ -136,6 +137,27 @@ def test_cluster_that_this_machine_cannot_hold(run_py: RunPy, mode: str) -> None
         f"  python {RUN_PY} {' '.join(words)} ray=simulated",
     ]
     assert validate_report(done.report) == []
+
+
+def test_the_rehearsal_keeps_a_config_dir(run_py: RunPy) -> None:
+    """The suggested command has all that was typed but the choice of a Ray, so that it finds the same option; and it works."""
+    options = run_py.folder / "conf" / "cluster"
+    options.mkdir(parents=True)
+    (options / "big.yaml").write_text("num_nodes: 2\ngpus_per_node: 64\n", encoding="utf-8")
+    done = run_py("--config-dir", "conf", "cluster=big", "ray.num_cpus=4", "mode=plan")
+    command = done.err.splitlines()[-1]
+    assert command == f"  python {RUN_PY} --config-dir=conf cluster=big mode=plan ray=simulated"
+    assert run_py(*command.split()[2:]).last_line == "PLANNED: 128 bundles on 2 machines, nothing was created (simulated)"
+
+
+def test_a_recipe_that_does_not_fit_is_told_with_a_rehearsal(run_py: RunPy) -> None:
+    """As a single cluster is: whose cluster, what is short, and the command that rehearses the recipe."""
+    (run_py.folder / "r.yaml").write_text("policy:\n  cluster: {num_nodes: 2, gpus_per_node: 64}\n", encoding="utf-8")
+    done = run_py("recipe=r.yaml", "mode=plan", "ray.num_cpus=4", "ray.num_gpus=0")
+    assert done.code == 3
+    headline = "policy: 2 logical nodes of 64 GPUs: no GPU anywhere: the only node is the head node "
+    assert done.last_line.startswith(f"FAILED: {headline}")
+    assert done.err.splitlines()[-1] == f"  python {RUN_PY} recipe=r.yaml mode=plan ray=simulated"
 
 
 def test_full_error_shows_the_traceback_of_a_run(run_py: RunPy) -> None:
