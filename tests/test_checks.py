@@ -192,6 +192,18 @@ def test_colocated_groups_have_processes_of_their_own() -> None:
     assert not check(make_workers(layout), layout, others=make_workers(layout, name="reward"))["processes"].ok
 
 
+@pytest.mark.parametrize(
+    ("others", "detail"),
+    [(0, "2 workers, one process each"), (1, "2 workers, one process each; none shared with the 1 worker of other groups on this cluster")],
+)
+def test_a_groups_own_processes_are_counted_apart_from_the_others(others: int, detail: str) -> None:
+    """The finding counts this group's workers, and says how many of other groups were compared with."""
+    layout = make_layout([2], max_colocated_worker_groups=2)
+    more = [attrs.evolve(record, pid=record.pid + 1000) for record in make_workers(layout, name="reward")[:others]]
+    found = check(make_workers(layout), layout, others=more)["processes"]
+    assert (found.ok, found.detail) == (True, detail)
+
+
 def test_a_device_that_nobody_asked_for_is_a_fault() -> None:
     """CPU workers hold no GPU."""
     layout = make_layout([2], use_gpus=False)

@@ -13,6 +13,17 @@ class Adder:
     def total(self):
         pass
 
+    def add(self, number, *, scale=1):
+        pass
+
+    @staticmethod
+    def free(number=0):
+        pass
+
+    @classmethod
+    def made(cls, number):
+        pass
+
     def stream(self):
         yield 1
 
@@ -60,6 +71,22 @@ BROKEN = "raise RuntimeError('this module\\nis broken')"
                 "got ['bse', 'more']",
             ],
             id="method and arguments",
+        ),
+        pytest.param(
+            ["worker.target=adders.Adder", "worker.method=add", "worker.kwargs={base: 1}"],
+            [
+                "worker.method: must be callable without arguments (missing a required argument: 'number'; it takes "
+                "(self, number, *, scale=1)), got 'add'. Fix: give its arguments default values, or take them by worker.kwargs in __init__"
+            ],
+            id="method that needs an argument",
+        ),
+        pytest.param(
+            ["worker.target=adders.Adder", "worker.method=made", "worker.kwargs={base: 1}"],
+            [
+                "worker.method: must be callable without arguments (missing a required argument: 'number'; it takes "
+                "(number)), got 'made'. Fix: give its arguments default values, or take them by worker.kwargs in __init__"
+            ],
+            id="class method that needs an argument",
         ),
     ],
 )

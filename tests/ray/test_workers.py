@@ -379,6 +379,21 @@ def test_a_lost_worker_ends_the_call() -> None:
     assert within(20, lambda: not any(runs(pid) for pid in pids))
 
 
+def test_arguments_that_a_method_does_not_take() -> None:
+    """WorkerError with the signature's own reason, and the group goes on."""
+    with build_cluster(ONE) as cluster, build_worker_group(cluster, Group) as group:
+        for call in (lambda: group.run_all("die"), lambda: group.run_rank(0, "die")):
+            with pytest.raises(WorkerError) as caught:
+                call()
+            assert caught.value.rank == 0
+            assert re.fullmatch(
+                r"worker\.die: rank 0 on 127\.0\.0\.2 can't be called with these arguments \(missing a required argument: '\w+'\)\. "
+                "Fix: give those that the method takes",
+                str(caught.value),
+            )
+        assert group.run_all("echo", 3) == [3]
+
+
 def test_an_exception_on_one_rank_ends_the_call() -> None:
     """One rank raises while the others wait for it: WorkerError with its rank and exception, at once; the group can then be ended."""
     with build_cluster(TWO) as cluster, build_worker_group(cluster, Group) as group:
