@@ -185,3 +185,10 @@ def test_module_runs_as_a_program() -> None:
     result = subprocess.run([sys.executable, "-m", "rl_cluster.probe", "--help"], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0
     assert "--resources" in result.stdout
+
+
+def test_check_without_any_gpu_has_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0, and a line that says so: a CPU node is no fault."""
+    (tmp_path / "root").mkdir()
+    assert probe.main(["--check", "--output", str(tmp_path / "map")], root=tmp_path / "root", environ={"PATH": str(tmp_path)}) == 0
+    assert capsys.readouterr().out.startswith("no GPU found, so there is nothing to compare. ")
