@@ -56,7 +56,7 @@ def run_program() -> None:
             codes.append(_unshown(failure))
         except Exception as error:
             # was it standard output that refused, in one of Hydra's prints? Such an error names no file, so the stream itself is asked
-            of_a_file = not isinstance(error, OSError) or error.filename or _output_dir(error)
+            of_a_file = not isinstance(error, OSError) or error.filename or _output_dir(error) or _is_of_config(error)
             failure = None if of_a_file else written("\n", sys.stdout)
             if failure is not None or isinstance(error, BrokenPipeError):
                 codes.append(EXIT_OK if failure is None else _unshown(failure))
@@ -99,12 +99,17 @@ def _run_hydra(codes: list[int], *, full_error: bool) -> None:
     hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=PRIMARY_CONFIG)(task)()
 
 
-def _explain(error: Exception, *, in_job: bool) -> int:
-    """Say what went wrong, one line for each problem. Returns the exit code."""
+def _is_of_config(error: Exception) -> bool:
+    """Whether Hydra or omegaconf refuses the config; a missing option is an OSError as well."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    of_config = isinstance(error, (HydraException, OmegaConfBaseException))  # a missing option is an OSError as well
+    return isinstance(error, (HydraException, OmegaConfBaseException))
+
+
+def _explain(error: Exception, *, in_job: bool) -> int:
+    """Say what went wrong, one line for each problem. Returns the exit code."""
+    of_config = _is_of_config(error)
     if isinstance(error, ConfigError):
         _complain(error.problems)
     elif isinstance(error, OSError) and not of_config and (not in_job or error.errno in _FOLDER_REFUSES):
