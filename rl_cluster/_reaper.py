@@ -26,13 +26,21 @@ def _users_of(folder: str) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
-                with open(f"/proc/{entry}/cmdline", "rb") as handle:
-                    command = handle.read()
+                command = _read(f"/proc/{entry}/cmdline")
                 if os.fsencode(folder) in command or (command.startswith(b"ray::") and _has_open(entry, folder + os.sep)):
                     found.append(int(entry))
             except OSError:
                 continue  # it ended meanwhile
     return found
+
+
+def _read(path: str) -> bytes:
+    # not open(): it is gone when this is called at the very end of an interpreter
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 65536), b""))
+    finally:
+        os.close(descriptor)
 
 
 def _has_open(pid: str, below: str) -> bool:

@@ -37,12 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _look(address: str | None, *, holders: bool) -> str:
-    from rl_cluster import session
+    from rl_cluster import reach, session
     from rl_cluster.errors import ClusterUnreachableError
     from rl_cluster.inventory_file import dump_inventory
     from rl_cluster.schema import RaySpec
 
-    found = session.address_in_reach(RaySpec(address=address))
+    found = reach.address_in_reach(RaySpec(address=address))
     if found is None:
         raise ClusterUnreachableError(
             "--address: must be a running Ray cluster, got none (looked at $RAY_ADDRESS and this machine). Fix: --address HOST:PORT",

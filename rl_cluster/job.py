@@ -258,9 +258,9 @@ def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
     if spec.ray.kind == "simulated":
         state.ray = {"kind": "simulated", "address": None}
         return inventory_to_simulate(spec)
-    from rl_cluster import session
+    from rl_cluster import reach, session
 
-    if spec.ray.kind == "auto" and session.address_in_reach(spec.ray) is not None:
+    if spec.ray.kind == "auto" and reach.address_in_reach(spec.ray) is not None:
         with without_rays_handler(), session.open_ray(spec.ray) as ray_session:
             state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
             return session.look_around(holders=True)
@@ -294,7 +294,7 @@ def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequ
 def _up(
     spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, overrides: Sequence[str], modules_in: str | os.PathLike[str]
 ) -> int:
-    from rl_cluster import session
+    from rl_cluster import reach, session
     from rl_cluster.builders import build_cluster, build_worker_group, numa_on
     from rl_cluster.python_env import disable_rays_uv_hook
     from rl_cluster.target_check import check_target
@@ -304,7 +304,7 @@ def _up(
         # The workers run this interpreter, so what they can't run is known before anything is started.
         check_target(spec.worker)
     to_simulate = inventory_to_simulate(spec) if spec.ray.kind == "simulated" else None
-    if to_simulate is None and session.address_in_reach(spec.ray) is None:
+    if to_simulate is None and reach.address_in_reach(spec.ray) is None:
         here = session.this_machine(spec.ray)
         # asked before a Ray is started: what does not fit is said at once
         _layout_or_raise(close_spec(spec.cluster, here), here, overrides, kind=planned_on("local", asked=spec.ray.kind))
@@ -397,7 +397,7 @@ def _check(group: Any, state: RunState) -> list[Check]:
 
 def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], screen: Screen, interrupts: Interrupts) -> None:
     """Keep everything until Ctrl-C, which is the right end here, or until a node or a worker is lost, which is not."""
-    from rl_cluster import session
+    from rl_cluster import reach, session
 
     address = session.connected_address()
     screen.tell(f"holding the layout on the Ray at {address}; Ctrl-C ends it")
@@ -405,7 +405,7 @@ def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], scree
         while True:
             time.sleep(HOLD_CHECK_EVERY_S)
             try:
-                session.check_reachable(address)
+                reach.check_reachable(address)
             except ClusterUnreachableError as gone:
                 # Ray's own calls would wait for it for a minute, and then end this process
                 raise WorkerLostError(

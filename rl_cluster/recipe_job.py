@@ -149,9 +149,9 @@ def _planned_on(spec: RunSpec) -> str:
         return "file"
     if spec.ray.kind == "simulated":
         return "simulated"
-    from rl_cluster import session
+    from rl_cluster import reach
 
-    attached = spec.ray.kind == "auto" and session.address_in_reach(spec.ray) is not None
+    attached = spec.ray.kind == "auto" and reach.address_in_reach(spec.ray) is not None
     return planned_on("attached" if attached else "local", asked=spec.ray.kind)
 
 

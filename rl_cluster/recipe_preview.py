@@ -44,11 +44,11 @@ def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None) -> In
     connected = ray is not None and ray.is_initialized()
     if spec.kind == "simulated" and not connected:
         return nodes_to_simulate(recipe)
-    from rl_cluster import session
+    from rl_cluster import reach, session
 
     if connected:
         return session.look_around(holders=True)
-    if spec.kind == "auto" and session.address_in_reach(spec) is not None:
+    if spec.kind == "auto" and reach.address_in_reach(spec) is not None:
         with session.open_ray(spec):
             return session.look_around(holders=True)
     return session.this_machine(spec)

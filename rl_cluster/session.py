@@ -1,8 +1,7 @@
 """Which Ray this process uses: attach to a running one, start a local one, or start a simulated one; and give it back.
 
-Ray's own ``ray.init(address="auto")`` joins whatever it finds on the machine: another person's simulation, or a local Ray that
-was started for other GPUs. Here a cluster is joined when its address was given, or when it is managed by others; a local one
-that carries a tag is joined only when the tag says the same set of GPUs.
+A cluster is joined when its address was given, or when it is managed by others; a local one that carries a tag only when the tag
+says the same set of GPUs (:mod:`rl_cluster.reach`).
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import ray
 from attrs import frozen
 
+from rl_cluster import reach
 from rl_cluster.errors import ClusterUnreachableError, ConfigError, RlClusterError
 from rl_cluster.inventory import Inventory, PhysicalNode, snapshot_inventory
 from rl_cluster.ray_home import ray_home
@@ -28,8 +28,6 @@ from rl_cluster.simulate_shared import SharedSimulation, shared_simulation
 
 logger = logging.getLogger(__name__)
 
-TAG_PREFIX = "nrl_tag_"  # the resource that NeMo-RL's init_ray registers, so that both tools read each other's tag
-CONNECT_TIMEOUT_S = 5.0
 FREE_WITHIN_S = 30.0  # what a job of a sweep has given back must show as free on the simulated cluster of the sweep
 _STARTED_HERE: set[str] = set()  # addresses of clusters that this process started and nobody else can join
 
@@ -46,12 +44,6 @@ class RaySession:
     def simulated(self) -> bool:
         """Whether nodes and GPUs are made up."""
         return self.kind == "simulated"
-
-
-def visible_devices_tag(environ: Mapping[str, str] | None = None) -> str:
-    """The resource name that marks a local Ray as started for one set of GPUs: the sorted CUDA_VISIBLE_DEVICES, or ALL."""
-    devices = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES", "ALL")
-    return TAG_PREFIX + "_".join(sorted({device.strip() for device in devices.split(",")}))
 
 
 def look_around(*, holders: bool = False) -> Inventory:
@@ -75,104 +67,6 @@ def connected_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, where: str = "ray.address") -> None:
-    """Ask whether a Ray control service answers, within seconds (``ray.init`` itself tries a dead address for minutes).
-
-    Ray's control service is a gRPC server, so it answers the opening of an HTTP/2 connection (RFC 9113, section 3.4) with a
-    SETTINGS frame. A closed port, a stopped process and another kind of server all fail this.
-
-    Args:
-        address: ``host:port``.
-        timeout_s: For the whole question.
-        where: What the messages name: the key or variable that said the address.
-
-    Raises:
-        ConfigError: ``address`` is not ``host:port``.
-        ClusterUnreachableError: Nothing answers there, or not like gRPC.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ConfigError(f"{where}: must be host:port, got {address!r}. Fix: {where}=10.0.0.1:6379")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-            answer = connection.recv(9)
-    except OSError as error:
-        raise ClusterUnreachableError(
-            f"{where}: no Ray cluster answers at {address} within {timeout_s:g} s ({error}). "
-            "Fix: start it (ray start --head), correct the address, or rehearse with ray=simulated",
-            address=address,
-        ) from None
-    if len(answer) < 4 or answer[3] != 4:
-        raise ClusterUnreachableError(
-            f"{where}: what answers at {address} is not a Ray control service. Fix: give the address that `ray start --head` printed",
-            address=address,
-        )
-
-
-def find_running() -> str | None:
-    """The address of a running cluster that may be joined: ``$RAY_ADDRESS``, else one on this machine that is not private.
-
-    Raises:
-        ClusterUnreachableError: ``$RAY_ADDRESS`` is set and nothing answers there (never a silent way out to another cluster).
-    """
-    named = os.environ.get("RAY_ADDRESS", "").strip()
-    if named == "local":
-        return None
-    if named and named != "auto":
-        _refuse_client(named, where="RAY_ADDRESS")
-        check_reachable(named, where="RAY_ADDRESS")
-        return named
-    from ray._private.services import find_bootstrap_address, find_gcs_addresses
-
-    find_gcs_addresses.cache_clear()
-    running = set(find_gcs_addresses())
-    latest = find_bootstrap_address(None)
-    for address in sorted(running, key=lambda found: (found != latest, found)):
-        try:
-            check_reachable(address, timeout_s=2.0)
-        except (ClusterUnreachableError, ConfigError) as error:
-            logger.warning("A Ray process is there but does not answer, so it is left alone: %s", error)
-            continue
-        try:
-            private = _why_private(address)
-        except Exception as error:  # Ray raises several kinds for what answers, but not as a Ray of this version
-            logger.warning("A Ray process at %s does not answer as it should, so it is left alone: %s", address, _one_line(error))
-            continue
-        if private is None:
-            return str(address)
-        logger.info("The Ray cluster at %s is not joined: %s", address, private)
-    return None
-
-
-def _alive_nodes(address: str) -> list[dict[str, Any]]:
-    """Ray's records of the nodes of a cluster, asked without connecting as a driver."""
-    from ray._private.state import GlobalState
-    from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]
-
-    state = GlobalState()
-    state._initialize_global_state(GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False))
-    try:
-        return [node for node in state.node_table() if node["Alive"]]
-    finally:
-        state.disconnect()
-
-
-def _why_private(address: str) -> str | None:
-    """Why a cluster of this machine is not for us, or None. Looks without connecting as a driver."""
-    nodes = _alive_nodes(address)
-    if not nodes:
-        return "it has no node, so it is about to start or to end"
-    owners = sorted({node["Labels"][OWNER_LABEL] for node in nodes if OWNER_LABEL in node["Labels"]})
-    if owners:
-        return f"it belongs to another run (process {', '.join(owners)}) and ends with it"
-    tags = sorted({name for node in nodes for name in node["Resources"] if name.startswith(TAG_PREFIX)})
-    mine = visible_devices_tag()
-    if tags and mine not in tags:
-        return f"it was started for another set of GPUs ({', '.join(tags)}; this process has {mine})"
-    return None
-
-
 def _connect(address: str, **options: Any) -> None:
     try:
         ray.init(
@@ -184,26 +78,14 @@ def _connect(address: str, **options: Any) -> None:
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         if address == "local":
             raise RlClusterError(
-                f"ray: a local Ray could not be started: {_one_line(error)}. Fix: see the log; is the disk full, or are processes limited?",
+                f"ray: a local Ray could not be started: {reach.one_line(error)}. Fix: see the log (a full disk? a limit of processes?)",
                 address=address,
             ) from error
         raise ClusterUnreachableError(
-            f"ray.address: the Ray cluster at {address} did not let this process join: {_one_line(error)}. "
+            f"ray.address: the Ray cluster at {address} did not let this process join: {reach.one_line(error)}. "
             "Fix: is it of the same Ray version, and reachable from here on all its ports?",
             address=address,
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _refuse_client(address: str, *, where: str) -> None:
-    if address.startswith("ray://"):
-        raise ConfigError(
-            f"{where}: a Ray Client address can't be used (actors are pinned and watched by a driver inside the cluster), got "
-            f"{address!r}. Fix: run on a machine of the cluster and give host:port, the address that `ray start --head` printed"
-        )
 
 
 @contextlib.contextmanager
@@ -213,7 +95,7 @@ def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -
             "local",
             num_cpus=num_cpus,
             num_gpus=num_gpus,
-            resources={visible_devices_tag(): 1},
+            resources={reach.visible_devices_tag(): 1},
             labels={OWNER_LABEL: str(os.getpid())},
             log_to_driver=log_to_driver,
             _temp_dir=str(home),
@@ -257,10 +139,10 @@ def _free_simulation(shared: SharedSimulation, spec: RaySpec, inventory: Invento
 def _what_broke(simulated: SimulatedCluster) -> str | None:
     """Why the cluster can't be used any more, or None; asked before connecting, which needs an unbroken one."""
     try:
-        check_reachable(simulated.address)
+        reach.check_reachable(simulated.address)
     except ClusterUnreachableError as error:
         return str(error)
-    alive, all_of_them = len(_alive_nodes(simulated.address)), len(simulated.node_ids)
+    alive, all_of_them = len(reach.alive_nodes(simulated.address)), len(simulated.node_ids)
     return f"{alive} of its {all_of_them} nodes are alive" if alive < all_of_them else None
 
 
@@ -305,24 +187,6 @@ def _note_started() -> str:
     return address
 
 
-def address_in_reach(spec: RaySpec) -> str | None:
-    """The running cluster that ``spec`` means, checked to answer; None where one is to be started.
-
-    Raises:
-        ConfigError: The address is not of a kind that can work here.
-        ClusterUnreachableError: An address was named and nothing answers there.
-    """
-    if spec.kind != "auto":
-        return None
-    if spec.address in (None, "auto"):
-        return find_running()
-    _refuse_client(spec.address, where="ray.address")
-    if spec.address == "local":
-        return None
-    check_reachable(spec.address)
-    return spec.address
-
-
 @contextlib.contextmanager
 def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[RaySession]:
     """Connect this process to the Ray that ``spec`` means, and give back whatever was started.
@@ -345,7 +209,7 @@ def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[R
             )
         context = _simulated(spec, simulated)
     else:
-        address = address_in_reach(spec)
+        address = reach.address_in_reach(spec)
         if address is not None:
             context = _attached(address, log_to_driver=spec.log_to_driver)
         else:
@@ -398,12 +262,12 @@ def init_ray(log_dir: str | None = None) -> None:
     if ray.is_initialized():
         logger.info("Ray is already connected at %s", connected_address())
         return
-    address = find_running()
+    address = reach.find_running()
     if address is not None:
         ray.init(address=address, log_to_driver=True)
         logger.info("Connected to the Ray cluster at %s: %s", address, ray.cluster_resources())
         return
-    tag = visible_devices_tag()
+    tag = reach.visible_devices_tag()
     ray.init(
         address="local",
         include_dashboard=False,

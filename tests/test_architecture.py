@@ -19,7 +19,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
     "ground": {"errors", "rules", "schema", "interrupts", "_reaper"},
-    "config": {"command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec"},
+    "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
         *("segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
         *("sweep_summary", "sweep_svg", "sweep_table", "table"),
     },
     "recipes": {"recipe_plan"},
-    "ray": {"ray_home", "session", "simulate", "simulate_shared"},
+    "ray": {"ray_home", "reach", "session", "simulate", "simulate_shared"},
     "cluster": {"placement", "virtual_cluster"},
     "workers": {"actors", "bring_up", "target_check", "target_import", "worker_boot", "worker_group", "worker_setup"},
     "builders": {"builders", "recipe", "recipe_preview"},

@@ -18,7 +18,8 @@ import ray
 from ray_states import processes_that_name, runs, within
 
 from rl_cluster.errors import ClusterUnreachableError, ConfigError
-from rl_cluster.session import RaySession, _why_private, check_reachable, connected_address, visible_devices_tag
+from rl_cluster.reach import check_reachable, visible_devices_tag, why_private
+from rl_cluster.session import RaySession, connected_address
 
 HERE = Path(__file__).parent
 
@@ -101,7 +102,7 @@ def test_init_ray_joins_only_what_is_for_it(simulated: RaySession, folder: Path)
 
 def test_a_simulation_says_whose_it_is(simulated: RaySession) -> None:
     """The reason why somebody's simulation is not joined names its process."""
-    assert _why_private(connected_address()) == f"it belongs to another run (process {os.getpid()}) and ends with it"
+    assert why_private(connected_address()) == f"it belongs to another run (process {os.getpid()}) and ends with it"
 
 
 @pytest.mark.parametrize(
