@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 
 from rl_cluster import session, worker_setup
 from rl_cluster.bring_up import Progress as WorkerProgress
-from rl_cluster.config import from_config
+from rl_cluster.config import from_config, full_key
 from rl_cluster.errors import ConfigError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placement import Progress, place_all
@@ -74,13 +74,12 @@ def build_cluster(config: object, *, on_progress: Progress | None = None) -> Ray
         ConfigError: The config breaks rules (all of them are listed).
         ResourceInsufficientError: It does not fit; nothing stays behind.
     """
-    cluster = RayVirtualCluster.from_spec(from_config(config, kind=ClusterSpec), on_progress=on_progress)
-    try:
-        cluster._init_placement_groups()
-    except BaseException:
-        cluster.shutdown()
-        raise
-    return cluster
+    return RayVirtualCluster.placed(_spec_of(config, ClusterSpec, "cluster"), on_progress=on_progress)
+
+
+def _spec_of(config: object, kind: type[Any], argument: str) -> Any:
+    """A node of a config names itself in messages; anything else is named by the argument."""
+    return from_config(config, kind=kind, path=full_key(config) or argument)
 
 
 @contextlib.contextmanager
@@ -211,9 +210,9 @@ def build_worker_group(
         bundle_indices_list,
         kwargs=kwargs,
         per_worker_kwargs=per_worker_kwargs,
-        numa=None if numa is None else from_config(numa, kind=NumaSpec),
-        python=None if python is None else from_config(python, kind=PythonSpec),
-        env=None if env is None else from_config(env, kind=EnvSpec),
+        numa=None if numa is None else _spec_of(numa, NumaSpec, "numa"),
+        python=None if python is None else _spec_of(python, PythonSpec, "python"),
+        env=None if env is None else _spec_of(env, EnvSpec, "env"),
         options=options,
         start_timeout_s=start_timeout_s,
         on_progress=on_progress,

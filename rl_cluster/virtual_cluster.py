@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_cluster import grid_data as drawing
 from rl_cluster import placement, python_env, ranks
+from rl_cluster.arguments import check_flag, check_whole, check_wholes
 from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError, WorkerLostError
 from rl_cluster.plan import Layout, PlacedBundle
 from rl_cluster.ports import PortLease, lease_port
@@ -78,6 +79,12 @@ class _PortKeeper:
         return ray.util.get_node_ip_address(), lease.port
 
 
+def _as_argument(problem: str) -> str:
+    """A spec's problem with the name that NeMo-RL's argument has."""
+    key, colon, rest = problem.partition(":")
+    return f"{ {'gpus_per_node': 'num_gpus_per_node', 'strategy': 'placement_group_strategy'}.get(key, key) }{colon}{rest}"
+
+
 class RayVirtualCluster:
     """Logical nodes of bundles on a Ray cluster, held as placement groups.
 
@@ -115,18 +122,29 @@ class RayVirtualCluster:
         self._lock = threading.RLock()
         self._groups_per_bundle: dict[PlacedBundle, int] = {}
         self._port_keeper: Any = None
+        self._once = False  # True: given back means given back, nothing is placed again
+        self._given_back = False
         self._on_progress = on_progress
         if spec is None:
             if bundle_ct_per_node_list is None:
                 raise ConfigError("bundle_ct_per_node_list: must be a list of bundle counts, got None. Fix: give one, e.g. [8, 8]")
-            spec = ClusterSpec(
-                bundle_ct_per_node_list=list(bundle_ct_per_node_list),
-                use_gpus=use_gpus,
-                max_colocated_worker_groups=max_colocated_worker_groups,
-                gpus_per_node=num_gpus_per_node if use_gpus else 0,
-                name=name,
-                strategy=placement_group_strategy,
-            )
+            counts = check_wholes("bundle_ct_per_node_list", bundle_ct_per_node_list)
+            check_flag("use_gpus", use_gpus)
+            max_colocated_worker_groups = check_whole("max_colocated_worker_groups", max_colocated_worker_groups)
+            num_gpus_per_node = check_whole("num_gpus_per_node", num_gpus_per_node)
+            try:
+                spec = ClusterSpec(
+                    bundle_ct_per_node_list=counts,
+                    use_gpus=use_gpus,
+                    max_colocated_worker_groups=max_colocated_worker_groups,
+                    gpus_per_node=num_gpus_per_node if use_gpus else 0,
+                    name=name,
+                    strategy=placement_group_strategy,
+                )
+            except ConfigError as error:
+                raise ConfigError(problems=[_as_argument(problem) for problem in error.problems]) from None
+        elif not isinstance(spec, ClusterSpec):
+            raise ConfigError(f"spec: must be a ClusterSpec, got {spec!r}. Fix: from_config(..., kind=ClusterSpec) makes one")
         self.spec = spec
         self.num_gpus_per_node = num_gpus_per_node if bundle_ct_per_node_list is not None else spec.gpus_per_node
         self.use_gpus = spec.use_gpus
@@ -143,7 +161,23 @@ class RayVirtualCluster:
     def of_placement(cls, placed: placement.Placement) -> RayVirtualCluster:
         """A cluster that takes over placement groups which are there already, and removes them at its end."""
         cluster = cls(spec=placed.layout.spec)
-        cluster._placement = placed
+        cluster._placement, cluster._once = placed, True
+        return cluster
+
+    @classmethod
+    def placed(cls, spec: ClusterSpec, *, on_progress: placement.Progress | None = None) -> RayVirtualCluster:
+        """A cluster of this spec, placed now. Once it has been given back it can't be used any more.
+
+        Raises:
+            ResourceInsufficientError: It does not fit; nothing stays behind.
+        """
+        cluster = cls.from_spec(spec, on_progress=on_progress)
+        cluster._once = True
+        try:
+            cluster._init_placement_groups()
+        except BaseException:
+            cluster.shutdown()
+            raise
         return cluster
 
     # --- placement ---
@@ -158,9 +192,14 @@ class RayVirtualCluster:
         Raises:
             ResourceInsufficientError: It does not fit (with the diagnosis); nothing stays behind.
             PlacementTimeoutError: It did not become free in time; nothing stays behind.
+            RlClusterError: The cluster has been given back, by its ``with`` block or, if it was built, by ``shutdown()``.
         """
         with self._lock:
             if self._placement is None:
+                if self._given_back:
+                    raise RlClusterError(
+                        f"cluster{f' {self.name}' * bool(self.name)}: it must be in use, but has been given back. Fix: build it again"
+                    )
                 unified = self.spec.unified if use_unified_pg is None else use_unified_pg
                 spec = attrs.evolve(self.spec, strategy=strategy or self.spec.strategy, unified=unified)
                 self._placement = placement.place(spec, on_progress=self._on_progress)
@@ -322,15 +361,20 @@ class RayVirtualCluster:
     # --- the end ---
 
     def shutdown(self) -> bool:
-        """Remove all placement groups, and with them every worker. Idempotent; True when nothing is left."""
+        """Remove all placement groups, and with them every worker. Idempotent; True when nothing is left.
+
+        A cluster that was made by its class and is in no ``with`` block places again at its next use, as NeMo-RL's does; others don't.
+        """
         with self._lock:
             held, self._placement, self._port_keeper = self._placement, None, None
             self._groups_per_bundle.clear()
+            self._given_back = self._once
             if held is not None:
                 placement.remove(held.groups)
         return True
 
     def __enter__(self) -> RayVirtualCluster:
+        self._once = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,13 +16,15 @@ from ray._private import state as ray_state
 from ray.actor import ActorHandle
 
 from rl_cluster import worker_setup
-from rl_cluster.actors import ActorRecipe, Seat, import_target, merge_options, start_maker
+from rl_cluster.actors import ActorRecipe, Seat, merge_options, start_maker
+from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole, check_wholes
 from rl_cluster.bring_up import Progress, bring_up, cause_text, end, let_go
-from rl_cluster.errors import BindingError, ConfigError, WorkerError, WorkerLostError
+from rl_cluster.errors import BindingError, ConfigError, RlClusterError, WorkerError, WorkerLostError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.plan import PlacedBundle
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
+from rl_cluster.target_import import import_target
 from rl_cluster.virtual_cluster import RayVirtualCluster
 
 PerWorker = Sequence[Mapping[str, Any]] | Callable[[WorkerRecord], Mapping[str, Any]]
@@ -92,15 +94,16 @@ class RayWorkerGroup:
         self._actors: tuple[ActorHandle, ...] = ()
         self._bundles: list[PlacedBundle] = []
         self._maker: ActorHandle | None = None
+        self._ended = False
+        _check_arguments(cluster, name_prefix, args, kwargs, options, start_timeout_s)
         if isinstance(remote_worker_builder, RayWorkerBuilder):
             args, kwargs = (*remote_worker_builder.args, *args), {**remote_worker_builder.kwargs, **(kwargs or {})}
             remote_worker_builder = remote_worker_builder.ray_actor_class_fqn
         bundles = _choose_bundles(cluster, workers_per_node, bundle_indices_list)
-        _check_length("per_worker_kwargs", per_worker_kwargs, len(bundles))
+        check_per_worker("per_worker_kwargs", per_worker_kwargs, len(bundles))
 
         def init_arguments(record: WorkerRecord) -> tuple[Sequence[Any], Mapping[str, Any]]:
-            own = per_worker_kwargs(record) if callable(per_worker_kwargs) else per_worker_kwargs[record.rank] if per_worker_kwargs else {}
-            return args, {**(kwargs or {}), **own}
+            return args, {**(kwargs or {}), **_own("per_worker_kwargs", per_worker_kwargs, record)}
 
         cluster.claim(bundles)
         self._bundles = bundles
@@ -191,26 +194,35 @@ class RayWorkerGroup:
             WorkerLostError: A worker's process or node is gone.
             TimeoutError: Not all answered in time.
         """
-        _check_length("per_worker", per_worker, self.world_size)
-        refs = []
+        self._check_call(method, timeout_s)
+        check_per_worker("per_worker", per_worker, self.world_size)
+        refs: list[Any] = []
         for record in self.records:
-            own = per_worker(record) if callable(per_worker) else per_worker[record.rank] if per_worker else {}
-            refs.append(self._call(record.rank, method, args, {**kwargs, **own}))
+            refs.append(self._call(record.rank, method, args, {**kwargs, **_own("per_worker", per_worker, record)}))
         return self._wait({ref: rank for rank, ref in enumerate(refs)}, method, timeout_s)
 
     def run_rank(self, rank: int, method: str, /, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """Call a method on one worker and wait; errors as in :meth:`run_all`."""
+        self._check_call(method, timeout_s)
+        rank = check_whole("rank", rank)
         return self._wait({self._call(rank, method, args, kwargs): rank}, method, timeout_s)[0]
 
     def verify_bindings(self) -> list[Any]:
         """Look again, in every worker, at what the kernel holds now. One report per rank (None where nothing was to be bound)."""
         return self.run_all("_rl_cluster_verify")
 
+    def _check_call(self, method: object, timeout_s: object) -> None:
+        if self._ended:
+            raise RlClusterError(f"{self.name_prefix}: the worker group must be up, but has been shut down. Fix: build it again")
+        check_text("method", method)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+
     def _call(self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The reference of a call; Ray holds the arguments against the method's signature here, before it sends them."""
         found = self._method(rank, method)
         try:
-            return found.remote(*args, **kwargs)
+            ref = found.remote(*args, **kwargs)
         except TypeError as error:
             record = self.records[rank]
             reason = " ".join(str(error).split())
@@ -221,6 +233,14 @@ class RayWorkerGroup:
                 node=record.address,
                 cause_text=reason,
             ) from error
+        if isinstance(ref, ray.ObjectRefGenerator):
+            with contextlib.suppress(Exception):
+                ray.cancel(ref)
+            raise ConfigError(
+                f"{self.name_prefix}.{method}: must return its result, not yield it. "
+                "Fix: return a list, or read the stream of one handle of group.workers"
+            )
+        return ref
 
     def _method(self, rank: int, method: str) -> Any:
         if not 0 <= rank < self.world_size:
@@ -322,7 +342,7 @@ class RayWorkerGroup:
             cleanup_method: Called on every worker first (what it raises is not in the way of the end).
             timeout_s: How long the cleanup may take, seconds.
         """
-        actors, self._actors = self._actors, ()
+        actors, self._actors, self._ended = self._actors, (), True
         if cleanup_method is not None and ray.is_initialized() and actors:
             with contextlib.suppress(Exception):
                 ray.wait([getattr(actor, cleanup_method).remote() for actor in actors], num_returns=len(actors), timeout=timeout_s)
@@ -359,9 +379,23 @@ def _take_positional(actor: ActorHandle) -> None:
             parameters.insert(0, inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL))
 
 
-def _check_length(where: str, per_worker: PerWorker | None, workers: int) -> None:
-    if isinstance(per_worker, Sequence) and len(per_worker) != workers:
-        raise ConfigError(f"{where}: must have {workers} entries, one per worker, got {len(per_worker)}. Fix: add or remove")
+def _own(where: str, per_worker: PerWorker | None, record: WorkerRecord) -> Mapping[str, Any]:
+    """The keyword arguments of one worker."""
+    if not callable(per_worker):
+        return per_worker[record.rank] if per_worker else {}
+    own = per_worker(record)
+    check_names(f"{where}(record of rank {record.rank})", own)
+    return own
+
+
+def _check_arguments(cluster: object, name_prefix: object, args: object, kwargs: object, options: object, start_timeout_s: object) -> None:
+    if not isinstance(cluster, RayVirtualCluster):
+        raise ConfigError(f"cluster: must be a RayVirtualCluster, got {cluster!r}. Fix: build_cluster(...) makes one")
+    check_text("name", name_prefix)
+    check_sequence("args", args)
+    check_names("kwargs", {} if kwargs is None else kwargs)
+    check_names("options", {} if options is None else options)
+    check_seconds("start_timeout_s", start_timeout_s)
 
 
 def _share(cluster: RayVirtualCluster) -> dict[str, Any]:
@@ -403,11 +437,15 @@ def _choose_bundles(
         by_node.setdefault(bundle.node_idx, []).append(bundle)
     nodes = [by_node[node_idx] for node_idx in sorted(by_node)]
     if bundle_indices_list is not None:
+        check_sequence("bundle_indices_list", bundle_indices_list)
         groups = [bundles] if cluster.spec.unified else nodes
         return list(_listed(groups, bundle_indices_list))
     if workers_per_node is None:
         return bundles
-    counts = [workers_per_node] * len(nodes) if isinstance(workers_per_node, int) else list(workers_per_node)
+    if isinstance(workers_per_node, Iterable):
+        counts = check_wholes("workers_per_node", workers_per_node)
+    else:
+        counts = [check_whole("workers_per_node", workers_per_node)] * len(nodes)
     if len(counts) != len(nodes):
         raise ConfigError(
             f"workers_per_node: must have {len(nodes)} entries, one per logical node with bundles, got {counts}. Fix: add or remove"
@@ -422,8 +460,12 @@ def _choose_bundles(
 
 def _listed(groups: Sequence[Sequence[PlacedBundle]], wanted: Sequence[tuple[int, Sequence[int]]]) -> Iterator[PlacedBundle]:
     seen: set[PlacedBundle] = set()
-    for number, (group, indices) in enumerate(wanted):
+    for number, pair in enumerate(wanted):
         where = f"bundle_indices_list[{number}]"
+        if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ConfigError(f"{where}: must be (placement group, [bundles]), got {pair!r}. Fix: write e.g. (0, [0, 1])")
+        group, indices = pair
+        group, indices = check_whole(f"{where}[0]", group), check_wholes(f"{where}[1]", indices)
         chosen = 0 if len(groups) == 1 else group
         if not 0 <= chosen < len(groups):
             raise ConfigError(f"{where}: the placement group must be between 0 and {len(groups) - 1}, got {group}. Fix: correct it")
