@@ -145,6 +145,7 @@ def why_private(address: str) -> str | None:
 
 
 def refuse_client(address: str, *, where: str) -> None:
+    """Refuse an address of Ray Client; ``where`` is the key or variable that said it."""
     if address.startswith("ray://"):
         raise ConfigError(
             f"{where}: a Ray Client address can't be used (actors are pinned and watched by a driver inside the cluster), got "
@@ -153,4 +154,5 @@ def refuse_client(address: str, *, where: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
+    """The first line of what a library says."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

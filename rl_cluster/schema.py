@@ -16,6 +16,7 @@ from attrs import define, field, setters
 
 from rl_cluster import rules
 from rl_cluster.errors import ConfigError
+from rl_cluster.label_rules import LABEL_KEY, LABEL_VALUE
 from rl_cluster.rules import (
     AtLeast,
     AtMost,
@@ -57,15 +58,6 @@ _NOT_EMPTY = Matches(r"(?s).*\S.*", "a text that is not empty")
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 _NOT_OURS = MatchesNot(r"__(?!call__)\w*__|_rl_cluster_\w*", "which is called at its own time", "write the name of a method of your own")
 _NO_RANKS = "write none of these: the layout sets the rank variables in every worker"
-
-# Ray's rules for label selectors (ray/_private/label_utils.py of Ray 2.60), which are Kubernetes' rules for labels.
-_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
-_LABEL_KEY = Matches(rf"(?:(?=[^/]{{1,253}}/){_LABEL}/)?{_LABEL}", "a Ray label key such as ray.io/accelerator-type")
-_LABEL_VALUE = Matches(
-    rf"!?{_LABEL}|!?in\({_LABEL}(?:, ?{_LABEL})*\)|",
-    "a Ray label selector: v, '!v', 'in(a, b)' or '!in(a, b)'",
-    "write one value, or in(...) with letters, digits, '-', '_' and '.' in each value",
-)
 
 
 class _Spec:
@@ -118,7 +110,7 @@ class ClusterSpec(_Spec):
         default=None, metadata=keeps(AtLeast(0), is_finite, AtMost(MAX_AMOUNT))
     )
     label_selector: dict[str, str] = field(  # Ray node labels that every physical node must carry
-        factory=dict, metadata=keeps(EachKey(_LABEL_KEY), EachValue(_LABEL_VALUE))
+        factory=dict, metadata=keeps(EachKey(LABEL_KEY), EachValue(LABEL_VALUE))
     )
     resources: dict[str, float] = field(  # extra resources per bundle
         factory=dict,
