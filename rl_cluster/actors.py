@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -109,3 +110,24 @@ def merge_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
             both = name in ("runtime_env", "env_vars") and isinstance(merged.get(name), Mapping) and isinstance(value, Mapping)
             merged[name] = merge_options(merged[name], value) if both else value
     return merged
+
+
+def made_by(maker: ActorHandle, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:
+    """The actors that a maker creates; a mistake of the user's comes back as itself."""
+    try:
+        actors: list[ActorHandle] = ray.get(maker.create.remote(recipe, list(seats)))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise error.cause from None
+        raise
+    for actor in actors:
+        _take_positional(actor)
+    return actors
+
+
+def _take_positional(actor: ActorHandle) -> None:
+    """Ray stands in for a class that it can't import here by one whose methods refuse positional arguments: let them pass."""
+    for parameters in actor._ray_method_signatures.values():
+        kinds = {parameter.kind for parameter in parameters}
+        if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            parameters.insert(0, inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL))

@@ -20,7 +20,8 @@ from rl_cluster import placement, python_env, ranks
 from rl_cluster.arguments import check_flag, check_whole, check_wholes
 from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError, WorkerLostError
 from rl_cluster.plan import Layout, PlacedBundle
-from rl_cluster.ports import PortLease, lease_port
+from rl_cluster.port_keeper import PortKeeper
+from rl_cluster.port_keeper import _get_node_ip_and_free_port as _get_node_ip_and_free_port
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.session import init_ray
 
@@ -57,26 +58,6 @@ class PY_EXECUTABLES:
     SYSTEM = python_env.SYSTEM
     BASE = python_env.BASE
     VLLM = python_env.VLLM
-
-
-@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
-def _get_node_ip_and_free_port(low: int = 1400, high: int = 2000) -> tuple[str, int]:
-    """Address of the node that this task runs on, and a port that was free a moment ago (it is not held: prefer a lease)."""
-    with lease_port(low, high) as lease:
-        return ray.util.get_node_ip_address(), lease.port
-
-
-class _PortKeeper:
-    """Holds leased ports on a cluster's first node for code that asks the cluster (and not a worker group) for a master port."""
-
-    def __init__(self) -> None:
-        self._leases: list[PortLease] = []
-
-    def lease(self, low: int, high: int) -> tuple[str, int]:
-        lease = lease_port(low, high)
-        lease.hand_over()  # a server that sets SO_REUSEADDR can listen on it from now on, nobody else gets it by chance
-        self._leases.append(lease)
-        return ray.util.get_node_ip_address(), lease.port
 
 
 def _as_argument(problem: str) -> str:
@@ -283,7 +264,7 @@ class RayVirtualCluster:
             if self._port_keeper is None:
                 group, index = self.bundle_address(first)
                 self._port_keeper = (
-                    ray.remote(_PortKeeper).options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
+                    ray.remote(PortKeeper).options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
                 )
             keeper = self._port_keeper
         address, port = ray.get(keeper.lease.remote(self.spec.master_port_range_low, self.spec.master_port_range_high))

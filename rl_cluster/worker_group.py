@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,9 +15,10 @@ from ray._private import state as ray_state
 from ray.actor import ActorHandle
 
 from rl_cluster import worker_setup
-from rl_cluster.actors import ActorRecipe, Seat, merge_options, start_maker
-from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole, check_wholes
+from rl_cluster.actors import ActorRecipe, Seat, made_by, merge_options, start_maker
+from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole
 from rl_cluster.bring_up import Progress, bring_up, cause_text, end, let_go
+from rl_cluster.bundle_choice import bundle_share, choose_bundles
 from rl_cluster.errors import BindingError, ConfigError, RlClusterError, WorkerError, WorkerLostError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.plan import PlacedBundle
@@ -99,7 +99,7 @@ class RayWorkerGroup:
         if isinstance(remote_worker_builder, RayWorkerBuilder):
             args, kwargs = (*remote_worker_builder.args, *args), {**remote_worker_builder.kwargs, **(kwargs or {})}
             remote_worker_builder = remote_worker_builder.ray_actor_class_fqn
-        bundles = _choose_bundles(cluster, workers_per_node, bundle_indices_list)
+        bundles = choose_bundles(cluster, workers_per_node, bundle_indices_list)
         check_per_worker("per_worker_kwargs", per_worker_kwargs, len(bundles))
 
         def init_arguments(record: WorkerRecord) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -108,7 +108,7 @@ class RayWorkerGroup:
         cluster.claim(bundles)
         self._bundles = bundles
         try:
-            share = _share(cluster)
+            share = bundle_share(cluster)
             environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
             self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
             common, own_binders = _binders(numa, cluster, bundles)
@@ -150,7 +150,7 @@ class RayWorkerGroup:
             if not isinstance(recipe.target, str) or not seats or not seats[0].options.get("runtime_env", {}).get("py_executable"):
                 raise
             self._maker = maker = start_maker(recipe, seats[0])
-            return lambda: _made_by(maker, recipe, seats)
+            return lambda: made_by(maker, recipe, seats)
         return lambda: recipe.create(seats)
 
     # --- what it is ---
@@ -359,26 +359,6 @@ class RayWorkerGroup:
         self.shutdown()
 
 
-def _made_by(maker: ActorHandle, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:
-    try:
-        actors: list[ActorHandle] = ray.get(maker.create.remote(recipe, list(seats)))
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ConfigError):
-            raise error.cause from None
-        raise
-    for actor in actors:
-        _take_positional(actor)
-    return actors
-
-
-def _take_positional(actor: ActorHandle) -> None:
-    """Ray stands in for a class that it can't import here by one whose methods refuse positional arguments: let them pass."""
-    for parameters in actor._ray_method_signatures.values():
-        kinds = {parameter.kind for parameter in parameters}
-        if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
-            parameters.insert(0, inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL))
-
-
 def _own(where: str, per_worker: PerWorker | None, record: WorkerRecord) -> Mapping[str, Any]:
     """The keyword arguments of one worker."""
     if not callable(per_worker):
@@ -398,15 +378,6 @@ def _check_arguments(cluster: object, name_prefix: object, args: object, kwargs:
     check_seconds("start_timeout_s", start_timeout_s)
 
 
-def _share(cluster: RayVirtualCluster) -> dict[str, Any]:
-    """What one worker takes of its bundle, as options of a Ray actor: everything, or 1/max of it where groups share bundles."""
-    parts = {name: amount / cluster.max_colocated_worker_groups for name, amount in cluster.spec.bundle_resources.items()}
-    share: dict[str, Any] = {"num_cpus": parts.pop("CPU", 0), "num_gpus": parts.pop("GPU", 0)}
-    if "memory" in parts:  # Ray has an option of its own for it
-        share["memory"] = parts.pop("memory")
-    return {**share, "resources": parts} if parts else share
-
-
 def _binders(
     numa: NumaSpec | None, cluster: RayVirtualCluster, bundles: Sequence[PlacedBundle]
 ) -> tuple[Binding | None, list[Binding | None]]:
@@ -424,56 +395,3 @@ def _binders(
         on_machine[bundle.node_id] = index + 1
         own.append(Binding(lenient, cpu_worker_index=index))
     return None, own
-
-
-def _choose_bundles(
-    cluster: RayVirtualCluster,
-    workers_per_node: int | Sequence[int] | None,
-    bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None,
-) -> list[PlacedBundle]:
-    bundles = list(cluster.layout.bundles)
-    by_node: dict[int, list[PlacedBundle]] = {}
-    for bundle in bundles:
-        by_node.setdefault(bundle.node_idx, []).append(bundle)
-    nodes = [by_node[node_idx] for node_idx in sorted(by_node)]
-    if bundle_indices_list is not None:
-        check_sequence("bundle_indices_list", bundle_indices_list)
-        groups = [bundles] if cluster.spec.unified else nodes
-        return list(_listed(groups, bundle_indices_list))
-    if workers_per_node is None:
-        return bundles
-    if isinstance(workers_per_node, Iterable):
-        counts = check_wholes("workers_per_node", workers_per_node)
-    else:
-        counts = [check_whole("workers_per_node", workers_per_node)] * len(nodes)
-    if len(counts) != len(nodes):
-        raise ConfigError(
-            f"workers_per_node: must have {len(nodes)} entries, one per logical node with bundles, got {counts}. Fix: add or remove"
-        )
-    for number, (count, node) in enumerate(zip(counts, nodes, strict=True)):
-        if not 0 <= count <= len(node):
-            raise ConfigError(
-                f"workers_per_node[{number}]: must be between 0 and {len(node)} (its bundles), got {count}. Fix: ask for fewer"
-            )
-    return [bundle for count, node in zip(counts, nodes, strict=True) for bundle in node[:count]]
-
-
-def _listed(groups: Sequence[Sequence[PlacedBundle]], wanted: Sequence[tuple[int, Sequence[int]]]) -> Iterator[PlacedBundle]:
-    seen: set[PlacedBundle] = set()
-    for number, pair in enumerate(wanted):
-        where = f"bundle_indices_list[{number}]"
-        if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ConfigError(f"{where}: must be (placement group, [bundles]), got {pair!r}. Fix: write e.g. (0, [0, 1])")
-        group, indices = pair
-        group, indices = check_whole(f"{where}[0]", group), check_wholes(f"{where}[1]", indices)
-        chosen = 0 if len(groups) == 1 else group
-        if not 0 <= chosen < len(groups):
-            raise ConfigError(f"{where}: the placement group must be between 0 and {len(groups) - 1}, got {group}. Fix: correct it")
-        for index in indices:
-            if not 0 <= index < len(groups[chosen]):
-                raise ConfigError(f"{where}: the bundle must be between 0 and {len(groups[chosen]) - 1}, got {index}. Fix: correct it")
-            bundle = groups[chosen][index]
-            if bundle in seen:
-                raise ConfigError(f"{where}: bundle {index} of placement group {group} is listed twice. Fix: list each bundle once")
-            seen.add(bundle)
-            yield bundle

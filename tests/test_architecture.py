@@ -39,8 +39,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "recipes": {"recipe_plan"},
     "ray": {"ray_home", "reach", "session", "simulate", "simulate_shared"},
-    "cluster": {"placement", "virtual_cluster"},
-    "workers": {"actors", "bring_up", "target_check", "target_import", "worker_boot", "worker_group", "worker_setup"},
+    "cluster": {"placement", "port_keeper", "virtual_cluster"},
+    "workers": {"actors", "bring_up", "bundle_choice", "target_check", "target_import", "worker_boot", "worker_group", "worker_setup"},
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
         *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe", "python_env_cli"),
@@ -49,7 +49,19 @@ LAYERS: dict[str, set[str]] = {
 }
 
 # Only these may import Ray when they are imported; all others import it inside the function that needs it, or never.
-IMPORT_RAY = {"actors", "bring_up", "builders", "placement", "recipe", "session", "target_import", "virtual_cluster", "worker_group"}
+IMPORT_RAY = {
+    "actors",
+    "bring_up",
+    "builders",
+    "placement",
+    "port_keeper",
+    "recipe",
+    "session",
+    "target_import",
+    "virtual_cluster",
+    "worker_group",
+    "bundle_choice",
+}
 # Libraries that cost time to import, so only functions import them.
 ONLY_INSIDE_FUNCTIONS = {"ray", "hydra", "omegaconf", "rich", "pynvml"}
 
