@@ -52,6 +52,19 @@ def bindings(records: Sequence[WorkerRecord], spec: RunSpec, strict: bool) -> Pr
     return problems
 
 
+def drift(records: Sequence[WorkerRecord]) -> list[str]:
+    """Sentences about bindings that somebody changed after they were made: each with its ranks. Only ``strict`` makes more of it."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for record in records:
+        for note in () if record.binding is None else record.binding.notes:
+            if note.startswith("drift:"):
+                ranks[note].append(record.rank)
+    return [
+        f"numa: the binding of rank {', '.join(map(str, who))} has changed since it was made ({note.removeprefix('drift: ')})"
+        for note, who in ranks.items()
+    ]
+
+
 def _cpus(text: str) -> frozenset[int] | str:
     try:
         return parse_cpulist(text)

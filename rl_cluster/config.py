@@ -223,15 +223,22 @@ def load_run(overrides: Sequence[str] = ()) -> RunSpec:
     """
     from rl_cluster import options
 
-    tree, problems = options.run_tree(overrides)
+    tree, problems = options.run_tree(_words(overrides))
     return _spec_of(tree, RunSpec, "", problems)
 
 
 def _load(kind: type[Spec], group: str, name: str, overrides: Sequence[str]) -> Spec:
     from rl_cluster import options
 
-    tree, problems = options.group_tree(group, name, overrides)
+    tree, problems = options.group_tree(group, name, _words(overrides))
     return _spec_of(tree, kind, group, problems)
+
+
+def _words(overrides: object) -> Sequence[str]:
+    words = overrides if isinstance(overrides, Sequence) and not isinstance(overrides, (str, bytes)) else None
+    if words is None or not all(isinstance(word, str) for word in words):
+        raise ConfigError(RuleBroken("must be a list of words", overrides, fix='write e.g. ["num_nodes=4"]').line("overrides"))
+    return words
 
 
 def _spec_of(tree: object, kind: type[Spec], path: str, problems: list[str]) -> Spec:

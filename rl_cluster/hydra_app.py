@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_cluster.command_line import folder_words
-from rl_cluster.config import PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config
+from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config, option_names
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_OK, ConfigError
 from rl_cluster.interrupts import orderly_interrupts
+from rl_cluster.rules import RuleBroken
 from rl_cluster.schema import RunSpec
 from rl_cluster.screen import fill_closed_streams, say, unshown_error, written
 from rl_cluster.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
@@ -153,6 +154,7 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
         # worker.target may live beside the recipe, also for the installed command; last, so that no ray.py there is taken for Ray
         sys.path.append(called_from)
     try:
+        _check_choices(overrides)
         spec = resolve_paths(from_config(config, kind=RunSpec), called_from)
     except ConfigError as error:
         if full_error:
@@ -166,6 +168,22 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
         from rl_cluster.job import run
 
     note.code = run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
+
+
+def _check_choices(words: Sequence[str]) -> None:
+    """Hydra takes a list of options for a group: of none the schema's defaults would be left, of several a mixture."""
+    from rl_cluster.options import parse_words
+
+    problems = []
+    for _, override in parse_words(words, []):
+        group = str(override.key_or_group)
+        if group in GROUPS and isinstance(override.value(), list):
+            broken = RuleBroken(
+                "must be one option", override.value(), fix=f"write {group}=<option>; they are {', '.join(option_names(group))}"
+            )
+            problems.append(broken.line(group))
+    if problems:
+        raise ConfigError(problems=problems)
 
 
 def _complain(problems: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -28,6 +30,8 @@ from attrs import field, frozen
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import HEAD_RESOURCE, Holder, Inventory, PhysicalNode
+from rl_cluster.rules import shown
+from rl_cluster.schema import MAX_AMOUNT
 from rl_cluster.simulated_inventory import simulated_inventory
 
 __all__ = ["dump_inventory", "load_inventory", "parse_inventory", "simulated_inventory"]
@@ -37,6 +41,8 @@ HOLDER_KEYS = ("kind", "name", "id", "job_id", "resources")
 STATES = ("alive", "draining", "dead")
 HOLDER_KINDS = ("placement_group", "actor", "unknown")
 MAX_COUNT = 100_000
+MAX_BYTES = 64 * 2**20  # several hundred thousand nodes that are written one by one
+KINDS = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's own that people misspell
 
 
@@ -53,14 +59,27 @@ def load_inventory(path: str | PathLike[str]) -> Inventory:
 
     path = Path(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(_text(path))
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"inventory {path}: must be a readable file, got {error.strerror or error}") from None
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # a ValueError, too
         raise ConfigError(f"inventory {path}: must be a text file in UTF-8, got other bytes") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # Python reads no number of more than 4300 digits
         raise ConfigError(f"inventory {path}: must be YAML, got {' '.join(str(error).split())}") from None
     return parse_inventory(content, source=f"file {path}")
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file of a size that an inventory can have: a device has no end, and a pipe may never begin."""
+    with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"inventory {path}: must be a regular file, got {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}")
+        if found.st_size > MAX_BYTES:
+            raise ConfigError(f"inventory {path}: must have at most {MAX_BYTES // 2**20} MiB, got {found.st_size / 2**20:.0f} MiB")
+        return file.read()
 
 
 def parse_inventory(content: object, *, source: str = "file") -> Inventory:
@@ -83,7 +102,7 @@ class _Reader:
     problems: list[str] = field(factory=list)
 
     def broken(self, where: str, rule: str, value: object, *, fix: str = "") -> None:
-        self.problems.append(f"inventory {self.source}: {where}: {rule}, got {value!r}{f'. Fix: {fix}' if fix else ''}")
+        self.problems.append(f"inventory {self.source}: {where}: {rule}, got {shown(value)}{f'. Fix: {fix}' if fix else ''}")
 
     def nodes(self, content: object) -> Iterator[tuple[str, PhysicalNode]]:
         if not isinstance(content, Mapping) or not isinstance(content.get("nodes"), list) or not content["nodes"]:
@@ -161,8 +180,10 @@ class _Reader:
             return {}
         amounts = {}
         for name, amount in value.items():
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not math.isfinite(amount) or amount < 0:
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
                 self.broken(f"{where}.{name}", "must be a number, at least 0", amount)
+            elif amount > MAX_AMOUNT:
+                self.broken(f"{where}.{name}", f"must be at most {MAX_AMOUNT}", amount)
             else:
                 amounts[str(name)] = float(amount)
         return amounts

@@ -18,6 +18,7 @@ import attrs
 from attrs import Factory, define, frozen
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
+from rl_cluster.checks_inside import drift
 from rl_cluster.errors import (
     EXIT_CHECK_FAILED,
     EXIT_OK,
@@ -355,6 +356,9 @@ def _up(
         if method is not None:
             state.results = dict(enumerate(group.run_all(method)))
         state.checks = _check(group, state)
+        for warning in drift(state.records):
+            state.warnings.append(warning)
+            screen.tell(f"warning: {warning}")
         state.mark("checked")
         screen.grid(_picture(spec, state))
         screen.show("")

@@ -12,6 +12,7 @@ import pytest
 from made_up import make_binding, make_layout, make_workers
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
+from rl_cluster.checks_inside import drift
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import NumaSpec, PythonSpec, RunSpec
 
@@ -352,3 +353,14 @@ def test_a_group_on_some_bundles_is_checked_by_its_own_size() -> None:
     assert not check(workers)["ranks"].ok
     found = check(workers, world_size=2, rendezvous=make_rendezvous(workers))
     assert [item for item in found.values() if not item.ok] == []
+
+
+def test_a_binding_that_has_changed_is_a_warning_with_its_ranks() -> None:
+    """Ranks that drifted in the same way share a sentence; without strict no check fails for it."""
+    note = "drift: 1 of 9 threads hold CPUs 0-3 instead of 0-1"
+    workers = make_workers(LAYOUT)
+    moved = attrs.evolve(make_binding(0, cpu_status="partial"), notes=("other", note))
+    changed = [attrs.evolve(worker, binding=moved) if worker.rank in (1, 3) else worker for worker in workers]
+    assert drift(workers) == []
+    assert drift(changed) == ["numa: the binding of rank 1, 3 has changed since it was made (1 of 9 threads hold CPUs 0-3 instead of 0-1)"]
+    assert check(changed)["bindings"].ok

@@ -303,3 +303,12 @@ def test_nothing_returned_holds_a_lazy_container() -> None:
         list,
     ]
     assert from_config(spec) is spec
+
+
+@pytest.mark.parametrize("overrides", [None, [1], 3, "num_nodes=4", {"num_nodes": 4}])
+def test_overrides_are_a_list_of_words(overrides: object) -> None:
+    """A text would be read letter by letter."""
+    for load in (lambda: load_cluster(overrides=overrides), lambda: load_run(overrides)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError) as caught:
+            load()
+        assert str(caught.value) == f'overrides: must be a list of words, got {overrides!r}. Fix: write e.g. ["num_nodes=4"]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,39 @@ def test_a_node_of_rays_without_cpus_is_written_with_none() -> None:
     node = PhysicalNode("node-10.0.0.1", "10.0.0.1", {"GPU": 8.0}, {"GPU": 2.0})
     text = dump_inventory(Inventory((node,)))
     assert yaml.safe_load(text)["nodes"] == [{"address": "10.0.0.1", "resources": {"CPU": 0, "GPU": 8}, "free": {"GPU": 2}}]
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A device has no end, and a pipe may never begin: each is named at once."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path / "pipe", "a pipe"), (Path("/dev/zero"), "a device")):
+        with pytest.raises(ConfigError) as caught:
+            load_inventory(path)
+        assert str(caught.value) == f"inventory {path}: must be a regular file, got {kind}"
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """It is refused by its size; this one takes no room."""
+    path = tmp_path / "large.yaml"
+    with open(path, "wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(ConfigError) as caught:
+        load_inventory(path)
+    assert str(caught.value) == f"inventory {path}: must have at most 64 MiB, got 1024 MiB"
+
+
+@pytest.mark.parametrize(
+    ("amount", "problem"),
+    [
+        pytest.param("1.e13", "nodes[0].resources.GPU: must be at most 1000000000000, got 10000000000000.0", id="huge"),
+        pytest.param("9" * 400, f"nodes[0].resources.GPU: must be at most 1000000000000, got {'9' * 400}", id="digits"),
+        pytest.param(".inf", "nodes[0].resources.GPU: must be a number, at least 0, got inf", id="infinite"),
+    ],
+)
+def test_an_amount_that_ray_can_not_count_is_refused(tmp_path: Path, amount: str, problem: str) -> None:
+    """Whatever its size, it is a line and no OverflowError."""
+    path = tmp_path / "machines.yaml"
+    path.write_text(f"nodes: [{{resources: {{CPU: 1, GPU: {amount.replace('1.e13', '1.0e+13')}}}}}]", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_inventory(path)
+    assert caught.value.problems == (f"inventory file {path}: {problem}",)

@@ -95,3 +95,12 @@ def test_ctrl_c_before_anything_has_begun(run_py: RunPy) -> None:
     done = redirected(run_py, "", program=program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted by Ctrl-C; nothing had been started\n")
     assert os.listdir(run_py.folder) == []
+
+
+@pytest.mark.parametrize("value", ["[]", "[gpu_local,exclusive]"])
+def test_a_group_takes_one_option(run_py: RunPy, value: str) -> None:
+    """Hydra would take none and several."""
+    done = run_py("mode=plan", "ray=simulated", f"numa={value}")
+    listed = [word for word in value.strip("[]").split(",") if word]
+    fix = "Fix: write numa=<option>; they are cpu_only, exclusive, gpu_local, preferred, unbound"
+    assert (done.code, done.err) == (1, f"numa: must be one option, got {listed}. {fix}\n")
