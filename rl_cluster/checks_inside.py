@@ -53,16 +53,17 @@ def bindings(records: Sequence[WorkerRecord], spec: RunSpec, strict: bool) -> Pr
 
 
 def drift(records: Sequence[WorkerRecord]) -> list[str]:
-    """Sentences about bindings that somebody changed after they were made: each with its ranks. Only ``strict`` makes more of it."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for record in records:
-        for note in () if record.binding is None else record.binding.notes:
-            if note.startswith("drift:"):
-                ranks[note].append(record.rank)
-    return [
-        f"numa: the binding of rank {', '.join(map(str, who))} has changed since it was made ({note.removeprefix('drift: ')})"
-        for note, who in ranks.items()
-    ]
+    """A sentence about the bindings that somebody changed after they were made, with their ranks. Only ``strict`` makes more of it."""
+    found = {
+        record.rank: note.removeprefix("drift: ")
+        for record in records
+        for note in (() if record.binding is None else record.binding.notes)
+        if note.startswith("drift: ")
+    }
+    if not found:
+        return []
+    first = min(found)
+    return [f"numa: the binding of rank {', '.join(map(str, sorted(found)))} has changed since it was made (rank {first}: {found[first]})"]
 
 
 def _cpus(text: str) -> frozenset[int] | str:
