@@ -362,5 +362,7 @@ def test_a_binding_that_has_changed_is_a_warning_with_its_ranks() -> None:
     moved = attrs.evolve(make_binding(0, cpu_status="partial"), notes=("other", note))
     changed = [attrs.evolve(worker, binding=moved) if worker.rank in (1, 3) else worker for worker in workers]
     assert drift(workers) == []
-    assert drift(changed) == ["numa: the binding of rank 1, 3 has changed since it was made (rank 1: 1 of 9 threads hold CPUs 0-3 instead of 0-1)"]
+    assert drift(changed) == [
+        "numa: the binding of rank 1, 3 has changed since it was made (rank 1: 1 of 9 threads hold CPUs 0-3 instead of 0-1)"
+    ]
     assert check(changed)["bindings"].ok
