@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from rl_cluster.errors import RlClusterError
+
 EXIT_BY_SIGNAL = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -42,6 +44,7 @@ class Interrupts:
         self._first: int | None = None
         self._when = 0.0
         self._stuck: threading.Timer | None = None
+        self.cause: RlClusterError | None = None  # what ended the run, as far as it is known while everything is given back
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,6 @@ class RunState:
     results: dict[int, Any] = Factory(dict)
     checks: list[Check] = Factory(list)
     warnings: list[str] = Factory(list)
-    lost: RlClusterError | None = None  # what ended the hold, if a node or a worker did
 
     def mark(self, name: str) -> None:
         """Note the seconds since the start under a name."""
@@ -106,14 +105,42 @@ def run(
         The exit code: 0 done and verified, 3 not enough resources, 4 a check failed, 130 Ctrl-C, 143 SIGTERM.
     """
     files, screen, state = RunFiles(folder), Screen(), RunState(spec=spec, simulated=spec.ray.kind == "simulated")
+
+    def work(interrupts: Interrupts) -> int:
+        if spec.mode == "plan":
+            return _plan(spec, state, screen, overrides)
+        return _up(spec, state, screen, interrupts, overrides, modules_in or os.curdir)
+
+    conclusion = Conclusion(
+        write=lambda error: _write(files, state, spec, error),
+        last_line=lambda error: _last_line(spec, state, error),
+    )
+    return conduct(work, files, screen, conclusion, full_error=full_error)
+
+
+@frozen
+class Conclusion:
+    """How a run comes to its end: each function takes the error that ended it, or None."""
+
+    write: Callable[[BaseException | None], None]  # the files of the run
+    last_line: Callable[[BaseException | None], str]
+
+
+def conduct(work: Callable[[Interrupts], int], files: RunFiles, screen: Screen, conclusion: Conclusion, *, full_error: bool) -> int:
+    """Do the work of a run, and bring it to its report, its last line and its exit code, however the work ends.
+
+    Args:
+        work: Gives everything back by itself, and returns the exit code.
+        files: Where the report goes.
+        screen: Where the last line goes.
+        conclusion: What is written and said.
+        full_error: Whether tracebacks are shown.
+    """
     error: BaseException | None = None
     with orderly_interrupts() as interrupts:
-        interrupts.when_stuck(STUCK_AFTER_S, lambda: _give_up(files, state, spec))
+        interrupts.when_stuck(STUCK_AFTER_S, lambda: _give_up(interrupts.cause, conclusion))
         try:
-            if spec.mode == "plan":
-                code = _plan(spec, state, screen, overrides)
-            else:
-                code = _up(spec, state, screen, interrupts, overrides, modules_in or os.curdir)
+            code = work(interrupts)
         except RlClusterError as problem:
             error, code = problem, problem.exit_code
             logger.debug("the run ended with this error", exc_info=True)
@@ -128,14 +155,14 @@ def run(
         if error is not None:
             complain(error, full_error=full_error)
         try:
-            _write(files, state, spec, error)
+            conclusion.write(error)
         except OSError as failure:
             unwritten = unwritable(files, failure)
             complain(unwritten, full_error=full_error)
             if error is None:
                 error, code = unwritten, unwritten.exit_code
         screen.show(f"files: {files.folder}")
-        screen.show(_last_line(spec, state, error))
+        screen.show(conclusion.last_line(error))
         if screen.unshown is not None:
             unshown = unshown_error(screen.unshown)
             complain(unshown, full_error=full_error)
@@ -143,13 +170,13 @@ def run(
     return code
 
 
-def _give_up(files: RunFiles, state: RunState, spec: RunSpec) -> None:
+def _give_up(cause: RlClusterError | None, conclusion: Conclusion) -> None:
     """End this process in the middle of giving back: its end closes what it holds, and what it started is ended by the reaper."""
     stuck = stuck_error()
-    error = state.lost or stuck
+    error = cause or stuck
     with contextlib.suppress(OSError):
-        _write(files, state, spec, error)
-    print("\n".join([*dict.fromkeys([str(error), str(stuck)]), _last_line(spec, state, error)]), file=sys.stderr, flush=True)
+        conclusion.write(error)
+    print("\n".join([*dict.fromkeys([str(error), str(stuck)]), conclusion.last_line(error)]), file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
 
@@ -367,11 +394,7 @@ def _up(
         screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
             screen.show(_last_line(spec, state, None))
-            try:
-                hold_until_interrupted([cluster], [group], screen, interrupts)
-            except RlClusterError as lost:
-                state.lost = lost
-                raise
+            hold_until_interrupted([cluster], [group], screen, interrupts)
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
 
@@ -420,6 +443,9 @@ def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], scree
                 ) from gone
             for held in (*clusters, *groups):
                 held.check_alive()
+    except RlClusterError as lost:
+        interrupts.cause = lost
+        raise
     except KeyboardInterrupt as stop:
         interrupted = interrupts.named(stop)
         screen.tell(f"{interrupted.shown}: giving the layout back ...")

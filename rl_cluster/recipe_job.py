@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from attrs import Factory, define
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, ResourceInsufficientError, RlClusterError
-from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
-from rl_cluster.job import STUCK_AFTER_S, RunFiles, complain, error_text, hold_until_interrupted, stuck_error, unwritable, working_in
+from rl_cluster.interrupts import Interrupts, without_rays_handler
+from rl_cluster.job import Conclusion, RunFiles, conduct, error_text, hold_until_interrupted, working_in
 from rl_cluster.recipe_file import load_recipe
 from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overlaps, plan_recipe, shortfall_error
 from rl_cluster.recipe_preview import inventory_to_plan_on, planned_line
@@ -65,38 +64,18 @@ def run(
 ) -> int:
     """Do what the spec's recipe says and write the files of the run; arguments and exit codes are those of :func:`rl_cluster.job.run`."""
     files, screen, state = RunFiles(folder), Screen(), _State(simulated=spec.ray.kind == "simulated")
-    error: BaseException | None = None
-    with orderly_interrupts() as interrupts:
-        interrupts.when_stuck(STUCK_AFTER_S, lambda: _give_up(files, state, spec))
-        try:
-            state.recipe = recipe = _recipe(spec, overrides)
-            if spec.mode == "plan":
-                code = _plan(recipe, spec, state, screen, overrides)
-            else:
-                code = _up(recipe, spec, state, screen, interrupts, overrides, modules_in or os.curdir)
-        except RlClusterError as problem:
-            error, code = problem, problem.exit_code
-            logger.debug("the run ended with this error", exc_info=True)
-        except KeyboardInterrupt as stop:
-            interrupted = interrupts.named(stop)
-            error, code = interrupted, interrupted.exit_code
-        except Exception as problem:
-            error, code = problem, EXIT_CHECK_FAILED
-            logger.debug("the run ended with this error", exc_info=True)
-        interrupts.ending()
-        interrupts.ended()
-        if error is not None:
-            complain(error, full_error=full_error)
-        try:
-            _write(files, state, spec, error)
-        except OSError as failure:
-            unwritten = unwritable(files, failure)
-            complain(unwritten, full_error=full_error)
-            if error is None:
-                error, code = unwritten, unwritten.exit_code
-        screen.show(f"files: {files.folder}")
-        screen.show(_last_line(spec, state, error))
-    return code
+
+    def work(interrupts: Interrupts) -> int:
+        state.recipe = recipe = _recipe(spec, overrides)
+        if spec.mode == "plan":
+            return _plan(recipe, spec, state, screen, overrides)
+        return _up(recipe, spec, state, screen, interrupts, overrides, modules_in or os.curdir)
+
+    conclusion = Conclusion(
+        write=lambda error: _write(files, state, spec, error),
+        last_line=lambda error: _last_line(spec, state, error),
+    )
+    return conduct(work, files, screen, conclusion, full_error=full_error)
 
 
 def _recipe(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
@@ -120,14 +99,6 @@ def _recipe(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
         fix = "add worker: {} to a role for the built-in check, or run the recipe's own program"
         raise ConfigError(RuleBroken("must have a role with a worker for mode up", sorted(recipe.roles), fix=fix).line("recipe"))
     return attrs.evolve(recipe, ray=spec.ray)
-
-
-def _give_up(files: RunFiles, state: _State, spec: RunSpec) -> None:
-    stuck = stuck_error()
-    with contextlib.suppress(OSError):
-        _write(files, state, spec, stuck)
-    print(f"{stuck}\n{_last_line(spec, state, stuck)}", file=sys.stderr, flush=True)
-    os._exit(stuck.exit_code)
 
 
 def _plan(recipe: RecipeSpec, spec: RunSpec, state: _State, screen: Screen, overrides: Sequence[str]) -> int:
