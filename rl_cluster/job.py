@@ -427,7 +427,7 @@ def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], scree
     from rl_cluster import reach, session
 
     address = session.connected_address()
-    screen.tell(f"holding the layout on the Ray at {address}; Ctrl-C ends it")
+    screen.tell(f"holding the layout; Ctrl-C ends it (the Ray is at {address})")
     try:
         while True:
             time.sleep(HOLD_CHECK_EVERY_S)
