@@ -154,6 +154,7 @@ def test_sigterm_while_it_waits_for_resources(run_py: RunPy, cluster: RunningClu
     assert nothing_taken(state), state
 
 
+@pytest.mark.slow
 def test_a_sweep_uses_it_as_it_is(run_py: RunPy, untouched: RunningCluster) -> None:
     """A sweep starts nothing: its jobs run one after the other on the running cluster, each finds all of it free and leaves it so."""
     words = ("cluster.gpus_per_node=2", "cluster.strategy=SPREAD,STRICT_SPREAD,PACK", f"ray.address={untouched.address}")

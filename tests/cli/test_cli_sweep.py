@@ -93,6 +93,7 @@ def test_a_summary_that_cannot_be_written(run_py: RunPy) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_jobs_share_one_simulated_cluster(run_py: RunPy) -> None:
     """It is started once, large enough for the last and largest job, and each job finds it free."""

@@ -103,7 +103,7 @@ def test_a_shared_cluster_is_as_it_was(simulated: RaySession, folder: Path, mome
     [
         pytest.param("starting", signal.SIGINT, id="SIGINT while Ray starts", marks=pytest.mark.slow),
         pytest.param("starting", signal.SIGKILL, id="SIGKILL while Ray starts", marks=pytest.mark.slow),
-        pytest.param("running", signal.SIGINT, id="SIGINT while workers run"),
+        pytest.param("running", signal.SIGINT, id="SIGINT while workers run", marks=pytest.mark.slow),
         pytest.param("running", signal.SIGKILL, id="SIGKILL while workers run"),
         pytest.param("ending", signal.SIGINT, id="SIGINT while things are given back", marks=pytest.mark.slow),
         pytest.param("ending", signal.SIGTERM, id="SIGTERM while things are given back", marks=pytest.mark.slow),
@@ -193,6 +193,7 @@ never.myself = never
     assert (done.stdout, done.stderr, done.returncode) == ("True True True\n", "", 0)
 
 
+@pytest.mark.slow
 def test_two_drivers_with_room_for_one(simulated: RaySession) -> None:
     """Two drivers want all 8 + 8 GPUs at the same time: one gets them all, the other times out with nothing, never half and half."""
     code = """

@@ -216,10 +216,12 @@ def test_bad_number_of_attempts_is_an_error(monkeypatch: pytest.MonkeyPatch, val
 
 
 def test_one_attempt_is_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NRL_VIRTUAL_CLUSTER_MAX_RETRIES=1: one look, then the error that says what bounded it."""
-    monkeypatch.setenv(RETRIES_VARIABLE, "1")
-    with pytest.raises(ResourceInsufficientError, match="waited until NRL_VIRTUAL_CLUSTER_MAX_RETRIES=1") as caught:
-        build_cluster({"bundle_ct_per_node_list": [99]})
+    """NRL_VIRTUAL_CLUSTER_MAX_RETRIES=1: one look at what is held, then the error that says what bounded it."""
+    pool = {"label_selector": {"pool": "fourth"}}
+    with build_cluster({"bundle_ct_per_node_list": [8], **pool}):
+        monkeypatch.setenv(RETRIES_VARIABLE, "1")
+        with pytest.raises(ResourceInsufficientError, match="waited until NRL_VIRTUAL_CLUSTER_MAX_RETRIES=1") as caught:
+            build_cluster({"bundle_ct_per_node_list": [1], **pool})
     assert not isinstance(caught.value, PlacementTimeoutError)
 
 

@@ -329,6 +329,7 @@ def test_a_worker_that_fails_in_init(how: str, cause: str) -> None:
                 assert group.run_all("echo", 1) == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come_up_in_time() -> None:
     """start_timeout_s bounds an __init__ that hangs; the error says which worker, and how long."""
     with build_cluster(ONE) as cluster:
