@@ -134,7 +134,8 @@ class _Autoscaler:
 
     def ask(self, specs: Sequence[ClusterSpec], inventory: Inventory) -> None:
         """Ask for the bundles of these specs beside what is held now; nothing is sent when that is the last request."""
-        wanted = [dict(spec.bundle_resources) for spec in specs for _ in range(sum(close_spec(spec, inventory).bundle_counts))]
+        seats = [spec for spec in specs for _ in range(sum(close_spec(spec, inventory).bundle_counts))]
+        wanted = [dict(spec.bundle_resources) for spec in seats]
         names = {name for bundle in wanted for name in bundle}
         held = [
             {name: node.total[name] - node.free.get(name, 0.0) for name in names if node.total.get(name, 0.0) > node.free.get(name, 0.0)}
@@ -143,7 +144,8 @@ class _Autoscaler:
         ]
         bundles = [*wanted, *(bundle for bundle in held if bundle)]
         if bundles != self._asked:
-            request_resources(bundles=bundles)
+            selectors = [dict(spec.label_selector) for spec in seats] + [{}] * (len(bundles) - len(seats))
+            request_resources(bundles=bundles, bundle_label_selectors=selectors)
             self._asked = bundles
 
     def __enter__(self) -> _Autoscaler:
