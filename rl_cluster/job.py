@@ -299,9 +299,11 @@ def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
 def inventory_to_simulate(spec: RunSpec) -> Inventory:
     """What ``ray=simulated`` starts for a spec."""
     from rl_cluster.inventory_file import load_inventory, simulated_inventory
+    from rl_cluster.topology import with_topo_ranks
 
     if spec.inventory is not None:
-        return attrs.evolve(load_inventory(spec.inventory), simulated=True)
+        found = load_inventory(spec.inventory)
+        return attrs.evolve(found, nodes=with_topo_ranks(found.nodes), source=f"a simulated cluster ({found.source})", simulated=True)
     cpus = len(os.sched_getaffinity(0))
     return simulated_inventory(resolve_local(spec.cluster, cpus), spec.ray)
 

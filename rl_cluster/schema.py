@@ -369,7 +369,7 @@ class RunSpec(_Spec):
 
     mode: str = field(default="up", metadata=keeps(OneOf(MODES)))
     hold: bool = False  # keep the layout until Ctrl-C
-    inventory: str | None = field(  # with mode=plan: a file that describes the cluster, instead of a Ray cluster
+    inventory: str | None = field(  # a file that describes the cluster: to plan on with mode=plan, to start with ray=simulated
         default=None, metadata=keeps(_NOT_EMPTY)
     )
     recipe: str | None = field(  # a recipe file with several roles, run instead of cluster, numa, python, worker and env
@@ -386,7 +386,8 @@ class RunSpec(_Spec):
     env: EnvSpec = field(factory=EnvSpec)
 
     def _across(self) -> Iterator[tuple[str, RuleBroken]]:
-        if self.inventory is not None and self.mode != "plan":
-            yield "inventory", RuleBroken("must be left out with mode up", self.inventory, fix="write mode=plan")
+        if self.inventory is not None and self.mode != "plan" and (self.ray.kind != "simulated" or self.recipe is not None):
+            fix = "write mode=plan" + ("" if self.recipe is not None else ", or ray=simulated")
+            yield "inventory", RuleBroken("must be left out with mode up", self.inventory, fix=fix)
         if self.recipe_overrides and self.recipe is None:
             yield "recipe_overrides", RuleBroken("must be left out without a recipe", self.recipe_overrides, fix="write recipe=FILE")

@@ -6,6 +6,8 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import PhysicalNode
 
@@ -111,3 +113,14 @@ def sort_nodes(nodes: Sequence[PhysicalNode]) -> list[PhysicalNode]:
             )
         seen[rank] = node
     return ordered
+
+
+def with_topo_ranks(nodes: Sequence[PhysicalNode]) -> tuple[PhysicalNode, ...]:
+    """The living nodes in topology order, each with a label that keeps the order when they are started at other addresses.
+
+    Nodes of which any has a topology rank stay as they are.
+    """
+    living = [node for node in sort_nodes(nodes) if node.state == "alive"]
+    if any(topo_rank(node) is not None for node in living):
+        return tuple(living)
+    return tuple(evolve(node, labels={**node.labels, TOPO_RANK_LABEL: str(place)}) for place, node in enumerate(living, 1))

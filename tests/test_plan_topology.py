@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.plan import Layout, Shortfall, plan_layout
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank
+from rl_cluster.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank, with_topo_ranks
 from tests.strategies import made_up_node
 
 AMOUNTS = {"GPU": 8.0, "CPU": 64.0}
@@ -166,3 +167,14 @@ def test_what_remains_is_said() -> None:
         "cluster.segment_size=2: the last segment has only 1 of 2 logical nodes",
         "cluster.segment_size=2: nodes left over in the domains that are used: a (2)",
     )
+
+
+def test_topology_ranks_keep_the_order_of_nodes_that_start_elsewhere() -> None:
+    """Living nodes get ranks in topology order; where one has a rank already, none is made up."""
+    nodes = [machine(address) for address in ("10.0.0.10", "10.0.0.9")]
+    assert [(node.address, node.labels["rl_cluster/topo-rank"]) for node in with_topo_ranks(nodes)] == [
+        ("10.0.0.9", "1"),
+        ("10.0.0.10", "2"),
+    ]
+    ranked = [evolve(nodes[0], labels={"rl_cluster/topo-rank": "7"}), nodes[1]]
+    assert [node.labels for node in with_topo_ranks(ranked)] == [{"rl_cluster/topo-rank": "7"}, {}]

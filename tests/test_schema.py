@@ -245,7 +245,7 @@ OTHER_PROBLEMS = {
     "inventory": (
         RunSpec,
         dict(inventory="tomorrow.yaml"),
-        "inventory: must be left out with mode up, got 'tomorrow.yaml'. Fix: write mode=plan",
+        "inventory: must be left out with mode up, got 'tomorrow.yaml'. Fix: write mode=plan, or ray=simulated",
     ),
     "cluster": (RunSpec, dict(cluster="2x8_spread"), "cluster: must be a ClusterSpec, got '2x8_spread'"),
 }

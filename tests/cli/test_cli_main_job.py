@@ -89,6 +89,28 @@ def test_2x8_spread_on_a_simulated_cluster(run_py: RunPy) -> None:
     assert "SIMULATED" in (done.folder / "layout.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
+def test_an_inventory_file_is_started_as_a_simulation(run_py: RunPy) -> None:
+    """``ray=simulated inventory=FILE`` starts nodes with those resources and labels, in the order of their addresses."""
+    first, second = (
+        "{address: 10.0.0.10, resources: {GPU: 2, CPU: 8}, labels: {pool: a}}",
+        "{address: 10.0.0.9, resources: {GPU: 1, CPU: 4}}",
+    )
+    (run_py.folder / "machines.yaml").write_text(f"nodes:\n- {first}\n- {second}\n")
+    words = [
+        "ray=simulated",
+        "inventory=machines.yaml",
+        "cluster=2x8_spread",
+        "cluster.bundle_ct_per_node_list=[1,2]",
+        "cluster.num_nodes=2",
+    ]
+    done = run_py(*words)
+    all_held(done, 3, machines=2, simulated=True)
+    nodes = done.report["layout"]["nodes"]
+    assert [(node["total"]["GPU"], node["labels"].get("pool")) for node in nodes] == [(1.0, None), (2.0, "a")]
+    assert [worker["node_id"] for worker in done.report["workers"]] == [nodes[0]["node_id"], nodes[1]["node_id"], nodes[1]["node_id"]]
+
+
 def cpu_set(text: str) -> set[int]:
     """The CPUs of a list like 0-3,8."""
     ranges = [part.partition("-") for part in text.split(",")]

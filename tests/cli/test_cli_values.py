@@ -67,7 +67,7 @@ CLUSTER_OPTIONS = "1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, 
         ),
         pytest.param(
             ["inventory=cluster.yaml"],
-            ["inventory: must be left out with mode up, got 'cluster.yaml'. Fix: write mode=plan"],
+            ["inventory: must be left out with mode up, got 'cluster.yaml'. Fix: write mode=plan, or ray=simulated"],
             id="inventory without mode=plan",
         ),
         pytest.param(["foo"], ["override: must be key=value (missing EQUAL at '<EOF>'), got 'foo'"], id="no override"),
