@@ -14,6 +14,7 @@ import attrs
 from attrs import Factory, define
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
+from rl_cluster.checks_inside import drift
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, ResourceInsufficientError, RlClusterError
 from rl_cluster.interrupts import Interrupts, without_rays_handler
 from rl_cluster.job import Conclusion, RunFiles, conduct, error_text, hold_until_interrupted, working_in
@@ -49,6 +50,7 @@ class _State:
     records: dict[str, Sequence[WorkerRecord]] = Factory(dict)  # by role
     results: dict[str, dict[int, Any]] = Factory(dict)
     checks: list[Check] = Factory(list)
+    warnings: list[str] = Factory(list)
 
     def mark(self, name: str) -> None:
         self.timings[name] = time.monotonic() - self.began
@@ -163,6 +165,9 @@ def _up(
                 state.results[name] = dict(enumerate(group.run_all(method)))
         for name in built.groups:
             _check(name, built, state)
+            for warning in drift(state.records[name]):
+                state.warnings.append(f"{name}: {warning}")
+                screen.tell(f"warning: {name}: {warning}")
         state.mark("checked")
         screen.grid(built.picture(state.records))
         screen.show("")
@@ -226,7 +231,7 @@ def _write(files: RunFiles, state: _State, spec: RunSpec, error: BaseException |
         ray=state.ray,
         simulated=state.simulated,
         timings_s=state.timings,
-        warnings=[f"{name}: {text}" for name, layout in layouts.items() for text in layout.warnings],
+        warnings=[*(f"{name}: {text}" for name, layout in layouts.items() for text in layout.warnings), *state.warnings],
         error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
     )
     write_report(files.report, report)
