@@ -83,7 +83,7 @@ def shape(text: str) -> list[str]:
 
 CONSOLES = [block.text.splitlines() for block in blocks() if block.language == "console"]
 NEEDS_RAY = {
-    "python run.py": [pytest.mark.ray],
+    "python run.py": [pytest.mark.ray, pytest.mark.slow],  # tests/cli runs it, too
     "python run.py cluster=2x8_spread numa.membind=false ray=simulated": [pytest.mark.ray, pytest.mark.slow],
 }
 TRANSCRIPTS = [

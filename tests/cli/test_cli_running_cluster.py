@@ -79,6 +79,7 @@ def test_plan_creates_nothing_and_up_builds_the_same(run_py: RunPy, untouched: R
     assert [worker["node_id"] for worker in built.report["workers"]] == [nodes[0]] * 2 + [nodes[1]] * 2
 
 
+@pytest.mark.slow
 def test_sweep_gives_back_between_jobs(run_py: RunPy, untouched: RunningCluster) -> None:
     """Each job of a sweep finds all resources free again, also after one that failed; the worst exit code is the sweep's."""
     words = ("cluster.num_nodes=3", "cluster.gpus_per_node=1", "cluster.timeout_s=1", "cluster=2x8_spread")

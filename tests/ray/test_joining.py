@@ -134,6 +134,7 @@ def test_an_address_where_nothing_answers() -> None:
         check_reachable(f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_gpu_ids_are_ordered_as_numbers(folder: Path) -> None:
     """CUDA_VISIBLE_DEVICES=10,2,9,11 before Ray: ranks follow 2, 9, 10, 11, and these physical ids are what is shown."""
     code = """

@@ -94,6 +94,7 @@ class NemoWorkerGroup:
         ]
 
 
+@pytest.mark.slow
 def test_nemo_rl_takes_the_cluster_and_tied_bundles(connected: None) -> None:
     """Its group makes its actors on our bundles; two tied workers of an engine lie on one machine; each actor binds itself."""
     import ray
@@ -166,6 +167,7 @@ class VerlWorkerGroup:
                 rank += 1
 
 
+@pytest.mark.slow
 def test_verl_takes_the_groups_as_a_resource_pool(connected: None) -> None:
     """It makes none of its own, and its ranks follow ours."""
     import ray
@@ -236,6 +238,7 @@ class OpenEngine:
         return [node for node, _, _ in ray.get([worker.where.remote() for worker in workers])]
 
 
+@pytest.mark.slow
 def test_openrlhf_takes_one_group_and_engines_their_slices(connected: None) -> None:
     """Rank is the bundle's index; VLLM_RAY_BUNDLE_INDICES names bundles of one machine."""
     import ray
