@@ -229,14 +229,27 @@ def _create(layout: Layout) -> tuple[PlacementGroup, ...] | None:
                     bundle_label_selector=[{"ray.io/node-id": bundle.node_id} for bundle in bundles],
                 )
             )
-        deadline = time.monotonic() + CREATE_WAIT_S
-        if all(group.is_empty or group.wait(max(0.05, deadline - time.monotonic())) for group in groups):
+        if _all_there([group for group in groups if not group.is_empty]):
             return tuple(groups)
     except BaseException:
         remove(groups)
         raise
     remove(groups)
     return None
+
+
+def _all_there(groups: Sequence[PlacementGroup]) -> bool:
+    """Whether all groups are created within moments. Ray takes them in turn, so the last one is waited for, and the others are looked up
+    in one call; one wait for each costs as much again as creating them."""
+    deadline = time.monotonic() + CREATE_WAIT_S
+
+    def there(group: PlacementGroup) -> bool:
+        return bool(group.wait(max(0.05, deadline - time.monotonic())))
+
+    if not groups or not there(groups[-1]):
+        return not groups
+    table = placement_group_table() if len(groups) > 1 else {}
+    return all(table.get(group.id.hex(), {}).get("state") == "CREATED" or there(group) for group in groups[:-1])
 
 
 def _settle(groups: Sequence[PlacementGroup]) -> None:
