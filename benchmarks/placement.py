@@ -1,7 +1,8 @@
-"""Planned and pinned placement against one bare placement group of as many bundles, side by side in one run, on simulated nodes.
+"""Planned and pinned placement against bare placement groups of as many bundles, side by side in one run, on simulated nodes.
 
-From the call to all groups ready, for three ways in turn: ``planned`` (one group per logical node, SPREAD), ``unified`` (one group, planned
-and pinned as well) and ``bare`` (one placement group of Ray, which places it as it likes).
+From the call to all groups ready, for four ways in turn: ``unified`` (one group, planned and pinned) beside ``bare`` (one placement group
+of Ray, which places it as it likes), and ``planned`` (one group per logical node, SPREAD) beside ``bare_groups`` (as many groups of Ray,
+STRICT_PACK, not pinned). Ray's control service reserves groups one after the other, so many groups take it longer than one.
 
     python benchmarks/placement.py [--nodes 32] [--rounds 9] [--json FILE]
 """
@@ -29,6 +30,7 @@ from rl_cluster.session import open_ray
 
 GPUS = 8
 SETTLE_S = 30.0
+RATIOS = (("unified", "bare"), ("planned", "bare_groups"), ("planned", "bare"), ("bare_groups", "bare"))
 
 
 def planned(nodes: int, *, unified: bool) -> Callable[[], float]:
@@ -42,13 +44,14 @@ def planned(nodes: int, *, unified: bool) -> Callable[[], float]:
     return once
 
 
-def bare(nodes: int) -> Callable[[], float]:
+def bare(groups: int, bundles: int, strategy: str) -> Callable[[], float]:
     def once() -> float:
         began = time.perf_counter()
-        group = placement_group([{"CPU": 1, "GPU": 1}] * (nodes * GPUS), strategy="PACK")
-        ray.get(group.ready())
+        made = [placement_group([{"CPU": 1, "GPU": 1}] * bundles, strategy=strategy) for _ in range(groups)]
+        if not all(group.wait(SETTLE_S) for group in made[::-1]):  # the last one first: the others are there by then
+            raise TimeoutError(f"bare placement groups were not ready after {SETTLE_S:g} s")
         took = time.perf_counter() - began
-        remove([group])
+        remove(made)
         return took
 
     return once
@@ -72,9 +75,14 @@ def main() -> None:
     nodes = arguments.nodes
     total = {"CPU": 2.0 * GPUS, "GPU": float(GPUS)}
     inventory = Inventory(nodes=tuple(PhysicalNode(str(i), "", total, total) for i in range(nodes)), simulated=True)
-    seconds: dict[str, list[float]] = {"planned": [], "unified": [], "bare": []}
     with open_ray(RaySpec(kind="simulated"), simulated=inventory):
-        ways = {"planned": planned(nodes, unified=False), "unified": planned(nodes, unified=True), "bare": bare(nodes)}
+        ways = {
+            "planned": planned(nodes, unified=False),
+            "bare_groups": bare(nodes, GPUS, "STRICT_PACK"),
+            "unified": planned(nodes, unified=True),
+            "bare": bare(1, nodes * GPUS, "PACK"),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
         for way in ways.values():  # the first use of a fresh Ray is slower for whoever comes first
             settle(nodes * GPUS)
             way()
@@ -90,12 +98,14 @@ def main() -> None:
         "bundles": nodes * GPUS,
         "rounds": arguments.rounds,
         "median_seconds": {name: round(value, 4) for name, value in medians.items()},
-        "ratio": {name: round(medians[name] / medians["bare"], 3) for name in ("planned", "unified")},
+        "ratio": {f"{ours}/{base}": round(medians[ours] / medians[base], 3) for ours, base in RATIOS},
         "seconds": {name: [round(value, 4) for value in values] for name, values in seconds.items()},
     }
     print(f"{nodes * GPUS} bundles on {nodes} simulated nodes, {arguments.rounds} rounds")
     for name, value in medians.items():
-        print(f"  {name:<8} median {value:.3f} s" + (f"   {value / medians['bare']:.2f} x bare" if name != "bare" else ""))
+        print(f"  {name:<11} median {value:.3f} s")
+    for ours, base in RATIOS:
+        print(f"  {ours}/{base} {medians[ours] / medians[base]:.2f}")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as handle:
             json.dump(result, handle, indent=2)
