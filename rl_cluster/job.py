@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import logging
 import os
 import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.checks_inside import drift
+from rl_cluster.conclusion import Conclusion, conduct, error_text
 from rl_cluster.errors import (
     EXIT_CHECK_FAILED,
     EXIT_OK,
@@ -27,7 +24,7 @@ from rl_cluster.errors import (
     RlClusterError,
     WorkerLostError,
 )
-from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
+from rl_cluster.interrupts import Interrupts, without_rays_handler
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, Shortfall
 from rl_cluster.picture import Picture, build_picture
@@ -35,53 +32,21 @@ from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.records import WorkerRecord
 from rl_cluster.rehearsal import planned_on, with_rehearsal
 from rl_cluster.report import build_report, write_report
+from rl_cluster.run_state import RunFiles, RunState
 from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
-from rl_cluster.screen import Screen, say, unshown_error
+from rl_cluster.screen import Screen
 from rl_cluster.svg import render_svg
 from rl_cluster.table import render_checks, render_table, render_verdict
 
-logger = logging.getLogger(__name__)
-
 HOLD_CHECK_EVERY_S = 5.0
-STUCK_AFTER_S = 30.0  # Ray's own limit for a lost control service is 60 s; then it ends the process with an exit code of its own
-
-
-@frozen
-class RunFiles:
-    """The files of a run."""
-
-    folder: Path
-
-    @property
-    def report(self) -> Path:
-        """Everything as JSON, see docs/report.md."""
-        return self.folder / "report.json"
-
-    @property
-    def picture(self) -> Path:
-        """The layout as SVG."""
-        return self.folder / "layout.svg"
 
 
 @define
-class RunState:
-    """What a run has come to know; the report is made of it, however the run ends."""
-
-    started: datetime.datetime = Factory(lambda: datetime.datetime.now(datetime.timezone.utc))
-    began: float = Factory(time.monotonic)
-    timings: dict[str, float] = Factory(dict)
-    ray: dict[str, Any] = Factory(dict)
-    spec: RunSpec | None = None
-    simulated: bool = False
+class _State(RunState):
+    spec: RunSpec | None = None  # as it was closed for the inventory
     layout: Layout | None = None
     records: Sequence[WorkerRecord] = ()
     results: dict[int, Any] = Factory(dict)
-    checks: list[Check] = Factory(list)
-    warnings: list[str] = Factory(list)
-
-    def mark(self, name: str) -> None:
-        """Note the seconds since the start under a name."""
-        self.timings[name] = time.monotonic() - self.began
 
 
 def run(
@@ -104,7 +69,7 @@ def run(
     Returns:
         The exit code: 0 done and verified, 3 not enough resources, 4 a check failed, 130 Ctrl-C, 143 SIGTERM.
     """
-    files, screen, state = RunFiles(folder), Screen(), RunState(spec=spec, simulated=spec.ray.kind == "simulated")
+    files, screen, state = RunFiles(folder), Screen(), _State(spec=spec, simulated=spec.ray.kind == "simulated")
 
     def work(interrupts: Interrupts) -> int:
         if spec.mode == "plan":
@@ -118,102 +83,7 @@ def run(
     return conduct(work, files, screen, conclusion, full_error=full_error)
 
 
-@frozen
-class Conclusion:
-    """How a run comes to its end: each function takes the error that ended it, or None."""
-
-    write: Callable[[BaseException | None], None]  # the files of the run
-    last_line: Callable[[BaseException | None], str]
-
-
-def conduct(work: Callable[[Interrupts], int], files: RunFiles, screen: Screen, conclusion: Conclusion, *, full_error: bool) -> int:
-    """Do the work of a run, and bring it to its report, its last line and its exit code, however the work ends.
-
-    Args:
-        work: Gives everything back by itself, and returns the exit code.
-        files: Where the report goes.
-        screen: Where the last line goes.
-        conclusion: What is written and said.
-        full_error: Whether tracebacks are shown.
-    """
-    error: BaseException | None = None
-    with orderly_interrupts() as interrupts:
-        interrupts.when_stuck(STUCK_AFTER_S, lambda: _give_up(interrupts.cause, conclusion))
-        try:
-            code = work(interrupts)
-        except RlClusterError as problem:
-            error, code = problem, problem.exit_code
-            logger.debug("the run ended with this error", exc_info=True)
-        except KeyboardInterrupt as stop:
-            interrupted = interrupts.named(stop)
-            error, code = interrupted, interrupted.exit_code
-        except BaseException as problem:  # also the SystemExit of a user's code: a run always comes to its report
-            error, code = problem, EXIT_CHECK_FAILED
-            logger.debug("the run ended with this error", exc_info=True)
-        interrupts.ending()
-        interrupts.ended()
-        if error is not None:
-            complain(error, full_error=full_error)
-        try:
-            conclusion.write(error)
-        except OSError as failure:
-            unwritten = unwritable(files, failure)
-            complain(unwritten, full_error=full_error)
-            if error is None:
-                error, code = unwritten, unwritten.exit_code
-        screen.show(f"files: {files.folder}")
-        screen.show(conclusion.last_line(error))
-        if screen.unshown is not None:
-            unshown = unshown_error(screen.unshown)
-            complain(unshown, full_error=full_error)
-            code = code or unshown.exit_code
-    return code
-
-
-def _give_up(cause: RlClusterError | None, conclusion: Conclusion) -> None:
-    """End this process in the middle of giving back: its end closes what it holds, and what it started is ended by the reaper."""
-    stuck = stuck_error()
-    error = cause or stuck
-    with contextlib.suppress(OSError):
-        conclusion.write(error)
-    print("\n".join([*dict.fromkeys([str(error), str(stuck)]), conclusion.last_line(error)]), file=sys.stderr, flush=True)
-    os._exit(error.exit_code)
-
-
-def stuck_error() -> RlClusterError:
-    """Ray does not answer while everything is given back."""
-    return RlClusterError(
-        f"ray: it must let go within {STUCK_AFTER_S:g} s at the end, got no answer (a process of Ray's hangs or is gone). "
-        "Fix: see Ray's log; this process ends now, and with it everything that it started"
-    )
-
-
-def complain(error: BaseException, *, full_error: bool) -> None:
-    """Say on standard error what ended a run."""
-    if full_error:
-        say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip("\n"))
-    say(error_text(error))
-
-
-def unwritable(files: RunFiles, failure: OSError) -> RlClusterError:
-    """The error for files of a run that can't be written."""
-    reason = failure.strerror or str(failure)
-    return RlClusterError(
-        f"files: {failure.filename2 or failure.filename or files.folder} can't be written ({reason}). "
-        "Fix: make room there, or choose another folder: hydra.run.dir=FOLDER"
-    )
-
-
-def error_text(error: BaseException) -> str:
-    """What ended a run, in words for a person."""
-    if isinstance(error, RlClusterError):
-        return str(error)
-    if isinstance(error, Interrupted):
-        return f"interrupted by {error.shown}; everything was given back"
-    return f"internal error: {type(error).__name__}: {error}. Its traceback is in the log of this run; please report it"
-
-
-def _last_line(spec: RunSpec, state: RunState, error: BaseException | None) -> str:
+def _last_line(spec: RunSpec, state: _State, error: BaseException | None) -> str:
     text = None if error is None else error_text(error).splitlines()[0]
     if spec.mode == "plan" and error is None and state.layout is not None:
         used = len({bundle.node_id for bundle in state.layout.bundles})
@@ -222,7 +92,7 @@ def _last_line(spec: RunSpec, state: RunState, error: BaseException | None) -> s
     return render_verdict(state.checks, workers=state.records, simulated=state.simulated, error=text)
 
 
-def _write(files: RunFiles, state: RunState, spec: RunSpec, error: BaseException | None) -> None:
+def _write(files: RunFiles, state: _State, spec: RunSpec, error: BaseException | None) -> None:
     state.mark("total")
     report = build_report(
         mode=spec.mode,
@@ -243,7 +113,7 @@ def _write(files: RunFiles, state: RunState, spec: RunSpec, error: BaseException
         files.picture.write_text(render_svg(_picture(spec, state)), encoding="utf-8")
 
 
-def _picture(spec: RunSpec, state: RunState) -> Picture:
+def _picture(spec: RunSpec, state: _State) -> Picture:
     assert state.layout is not None
     return build_picture(state.layout, {spec.worker.name: state.records} if state.records else None)
 
@@ -263,7 +133,7 @@ def resolve_paths(spec: RunSpec, folder: str) -> RunSpec:
 # --- plan ---
 
 
-def _plan(spec: RunSpec, state: RunState, screen: Screen, overrides: Sequence[str]) -> int:
+def _plan(spec: RunSpec, state: _State, screen: Screen, overrides: Sequence[str]) -> int:
     inventory = _inventory_to_plan_on(spec, state)
     state.simulated = inventory.simulated
     cluster = close_spec(spec.cluster, inventory)
@@ -277,7 +147,7 @@ def _plan(spec: RunSpec, state: RunState, screen: Screen, overrides: Sequence[st
     return EXIT_OK
 
 
-def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
+def _inventory_to_plan_on(spec: RunSpec, state: _State) -> Inventory:
     if spec.inventory is not None:
         from rl_cluster.inventory_file import load_inventory
 
@@ -290,7 +160,7 @@ def _inventory_to_plan_on(spec: RunSpec, state: RunState) -> Inventory:
 
     if spec.ray.kind == "auto" and reach.address_in_reach(spec.ray) is not None:
         with without_rays_handler(), session.open_ray(spec.ray) as ray_session:
-            state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
+            state.connected(ray_session)
             return session.look_around(holders=True)
     state.ray = {"kind": "local", "address": None}
     return session.this_machine(spec.ray)
@@ -322,7 +192,7 @@ def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequ
 
 
 def _up(
-    spec: RunSpec, state: RunState, screen: Screen, interrupts: Interrupts, overrides: Sequence[str], modules_in: str | os.PathLike[str]
+    spec: RunSpec, state: _State, screen: Screen, interrupts: Interrupts, overrides: Sequence[str], modules_in: str | os.PathLike[str]
 ) -> int:
     from rl_cluster import reach, session
     from rl_cluster.builders import build_cluster, build_worker_group, numa_on
@@ -346,7 +216,7 @@ def _up(
         with without_rays_handler(), working_in(modules_in):
             ray_session = held.enter_context(session.open_ray(spec.ray, simulated=to_simulate))
         held.callback(interrupts.ending)
-        state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
+        state.connected(ray_session)
         state.mark("ray")
         inventory = session.look_around()
         state.simulated = inventory.simulated
@@ -412,7 +282,7 @@ def working_in(folder: str | os.PathLike[str]) -> Iterator[None]:
         os.chdir(before)
 
 
-def _check(group: Any, state: RunState) -> list[Check]:
+def _check(group: Any, state: _State) -> list[Check]:
     assert state.layout is not None
     assert state.spec is not None
     seen = group.run_all("_rl_cluster_rendezvous")
@@ -453,9 +323,3 @@ def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], scree
         screen.tell(f"{interrupted.shown}: giving the layout back ...")
         if interrupted.number != signal.SIGINT:
             raise interrupted from None
-
-
-def _ray_version() -> str:
-    import ray
-
-    return str(ray.__version__)

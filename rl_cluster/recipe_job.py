@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import Factory, define
 
-from rl_cluster.checks import Check, Rendezvous, check_workers
+from rl_cluster.checks import Rendezvous, check_workers
 from rl_cluster.checks_inside import drift
+from rl_cluster.conclusion import Conclusion, conduct, error_text
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, ResourceInsufficientError, RlClusterError
 from rl_cluster.interrupts import Interrupts, without_rays_handler
-from rl_cluster.job import Conclusion, RunFiles, conduct, error_text, hold_until_interrupted, working_in
+from rl_cluster.job import hold_until_interrupted, working_in
 from rl_cluster.recipe_file import load_recipe
 from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overlaps, plan_recipe, shortfall_error
 from rl_cluster.recipe_preview import inventory_to_plan_on, planned_line
@@ -26,6 +25,7 @@ from rl_cluster.records import WorkerRecord
 from rl_cluster.rehearsal import planned_on, with_rehearsal
 from rl_cluster.report import build_report, write_report
 from rl_cluster.rules import RuleBroken
+from rl_cluster.run_state import RunFiles, RunState
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
 from rl_cluster.screen import Screen
 from rl_cluster.svg import render_svg
@@ -34,26 +34,15 @@ from rl_cluster.table import render_checks, render_table, render_verdict
 if TYPE_CHECKING:
     from rl_cluster.recipe import Recipe
 
-logger = logging.getLogger(__name__)
-
 NOT_WITH_RECIPE = ("cluster", "numa", "python", "worker", "env")
 
 
 @define
-class _State:
-    began: float = Factory(time.monotonic)
-    timings: dict[str, float] = Factory(dict)
-    ray: dict[str, Any] = Factory(dict)
-    simulated: bool = False
+class _State(RunState):
     recipe: RecipeSpec | None = None
     plan: RecipePlan | None = None
     records: dict[str, Sequence[WorkerRecord]] = Factory(dict)  # by role
     results: dict[str, dict[int, Any]] = Factory(dict)
-    checks: list[Check] = Factory(list)
-    warnings: list[str] = Factory(list)
-
-    def mark(self, name: str) -> None:
-        self.timings[name] = time.monotonic() - self.began
 
 
 def run(
@@ -146,7 +135,7 @@ def _up(
         with without_rays_handler(), working_in(modules_in):
             ray_session = held.enter_context(open_recipe_ray(recipe))
         held.callback(interrupts.ending)
-        state.ray = {"kind": ray_session.kind, "address": ray_session.address, "version": _ray_version()}
+        state.connected(ray_session)
         state.mark("ray")
         try:
             built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
@@ -230,6 +219,7 @@ def _write(files: RunFiles, state: _State, spec: RunSpec, error: BaseException |
         checks=state.checks,
         ray=state.ray,
         simulated=state.simulated,
+        started=state.started,
         timings_s=state.timings,
         warnings=[*(f"{name}: {text}" for name, layout in layouts.items() for text in layout.warnings), *state.warnings],
         error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
@@ -245,9 +235,3 @@ def _last_line(spec: RunSpec, state: _State, error: BaseException | None) -> str
     text = None if error is None else error_text(error).splitlines()[0]
     workers = [record for records in state.records.values() for record in records]
     return render_verdict(state.checks, workers=workers, simulated=state.simulated, error=text)
-
-
-def _ray_version() -> str:
-    import ray
-
-    return str(ray.__version__)

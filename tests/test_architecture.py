@@ -43,8 +43,8 @@ LAYERS: dict[str, set[str]] = {
     "workers": {"actors", "bring_up", "bundle_choice", "target_check", "target_import", "worker_boot", "worker_group", "worker_setup"},
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
-        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe", "python_env_cli"),
-        *("recipe_job", "recipe_run", "rehearsal", "sweep"),
+        *("app", "check_cli", "check_worker", "conclusion", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe"),
+        *("python_env_cli", "recipe_job", "recipe_run", "rehearsal", "run_state", "sweep"),
     },
 }
 

@@ -151,6 +151,7 @@ def test_run_py_plans_a_recipe(folder: Path) -> None:
     assert {name: layout["bundle_counts"] for name, layout in report["layouts"].items()} == {"policy": [2, 2]}
     assert report["recipe"]["roles"]["reward"]["on"] == {"cluster": "policy", "nodes": [1], "gpus": None}
     assert report["ok"]
+    assert report["started"] < report["finished"]
     assert ">reward" in (folder / "out/layout.svg").read_text(encoding="utf-8")
 
 
