@@ -1,4 +1,4 @@
-"""The last one out: removes the temporary folder of a Ray that we started, even when its owner was killed.
+"""The last one out: removes the temporary folder of a Ray that we started, or of a sweep's, even when its owner was killed.
 
 Started as a child with one end of a pipe as standard input, the folder and the owner's process id as arguments. The owner writes
 when it is done, and its end of the pipe closes when it ends, in whatever way; then what still runs out of that folder is ended and

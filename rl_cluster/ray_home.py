@@ -1,4 +1,4 @@
-"""The temporary folder of a Ray that we start: made, owned, and removed on every way out (see ``_reaper.py``)."""
+"""The temporary folder of a Ray that we start, and that of a sweep: made, owned, and removed on every way out (see ``_reaper.py``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_cluster import _reaper
 
 # Ray's sockets lie below it: <home>/session_<date>_<time>_<pid>/sockets/plasma_store.31, and a socket's path has at most 107 bytes
 MAX_HOME_LENGTH = 40
-HOMES = "RL_CLUSTER_RAY_HOMES"  # variable: the folder for the homes of a sweep's jobs, whose owner clears it at the end
+HOMES = "RL_CLUSTER_RAY_HOMES"  # variable: the folder for the homes of a sweep's jobs, which the sweep owns
 
 
 @contextlib.contextmanager
@@ -23,41 +23,44 @@ def homes_of_jobs() -> Iterator[None]:
 
     A launcher that kills the processes of its jobs with all their children (joblib's does, on Ctrl-C) kills their reapers, too.
     """
-    folder = tempfile.mkdtemp(prefix="rls-", dir=_short_parent(tempfile.gettempdir(), "/rls-12345678/rlc-12345678"))
-    os.environ[HOMES] = folder
-    try:
-        yield
-    finally:
-        os.environ.pop(HOMES, None)
-        _reaper.reap(folder)
-
-
-def _short_parent(folder: str, below: str) -> str:
-    return "/tmp" if len(os.fsencode(folder)) > MAX_HOME_LENGTH - len(below) else folder
+    with _owned("rls-", tempfile.gettempdir(), below="/rls-12345678/rlc-12345678") as folder:
+        os.environ[HOMES] = str(folder)
+        try:
+            yield
+        finally:
+            os.environ.pop(HOMES, None)
 
 
 @contextlib.contextmanager
 def ray_home() -> Iterator[Path]:
     """Make a folder for Ray's sessions; end what still runs out of it and remove it afterwards, even if this process is killed."""
-    home = tempfile.mkdtemp(prefix="rlc-", dir=_short_parent(os.environ.get(HOMES) or tempfile.gettempdir(), "/rlc-12345678"))
+    with _owned("rlc-", os.environ.get(HOMES) or tempfile.gettempdir(), below="/rlc-12345678") as home:
+        yield home
+
+
+@contextlib.contextmanager
+def _owned(prefix: str, parent: str, *, below: str) -> Iterator[Path]:
+    """A new folder, with a reaper; ``below`` is as long as what comes below the parent."""
+    too_long = len(os.fsencode(parent)) > MAX_HOME_LENGTH - len(below)
+    folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp" if too_long else parent)
     try:
         reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", _reaper.__file__, home, str(os.getpid())],
+            [sys.executable, "-I", "-S", _reaper.__file__, folder, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the terminal is the owner's business
         )
     except BaseException:
-        os.rmdir(home)
+        os.rmdir(folder)
         raise
     try:
-        yield Path(home)
+        yield Path(folder)
     finally:
         assert reaper.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it was ended by somebody: nothing to tell
             reaper.stdin.write(b"now")  # closing says nothing as long as a forked child of this process holds a copy of the pipe
             reaper.stdin.close()
         reaper.wait()
-        if os.path.isdir(home):  # the reaper was killed
-            _reaper.reap(home)
+        if os.path.isdir(folder):  # the reaper was killed
+            _reaper.reap(folder)

@@ -90,6 +90,10 @@ class Running:
         """SIGTERM to the run alone, as a batch system does it."""
         self.process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """SIGKILL to the run alone, as the kernel does it for want of memory."""
+        self.process.kill()
+
     def done(self) -> Done:
         """Wait for its end."""
         out, _ = self.process.communicate(timeout=TIMEOUT_S)
@@ -136,8 +140,8 @@ class RunPy:
         return Running(process, err)
 
     def what_stays(self) -> list[str]:
-        """Folders of a Ray that a run has started, and processes that belong to one of its runs."""
-        return [str(path) for path in self.temporary.glob("rlc-*")] + [f"process {pid}: {command}" for pid, command in self._processes()]
+        """Folders of a Ray or of a sweep that a run has started, and processes that belong to one of its runs."""
+        return [str(path) for path in self.temporary.glob("rl[cs]-*")] + [f"process {pid}: {command}" for pid, command in self._processes()]
 
     def _processes(self) -> list[tuple[int, str]]:
         """All that inherited our temporary folder's name in their environment."""

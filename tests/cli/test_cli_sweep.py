@@ -172,6 +172,30 @@ def test_ctrl_c_with_jobs_in_processes_of_their_own(run_py: RunPy) -> None:
     assert list(run_py.temporary.glob("rl?-*")) == []
 
 
+@pytest.mark.ray
+def test_a_sweep_that_is_killed_leaves_nothing(run_py: RunPy) -> None:
+    """Neither its folder nor the Ray in it (run_py itself looks for what stays)."""
+    run = run_py.start("-m", "worker.name=a,b", "hold=true", "ray.num_cpus=1")
+    run.until_it_says("holding the layout; Ctrl-C ends it")
+    run.kill()
+    assert run.done().code == -9
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_killed_sweep_ends_the_processes_of_its_jobs(run_py: RunPy) -> None:
+    """Also those that joblib's launcher has started, with the Rays that they hold."""
+    plugins = where_joblibs_launcher_is()
+    (run_py.folder / "workers.py").write_text(WORKERS, encoding="utf-8")
+    marks = [run_py.folder / name for name in ("mark-0", "mark-1")]
+    jobs = ",".join(f"{{job: {job}, wait: '{mark}'}}" for job, mark in enumerate(marks))
+    words = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "worker.target=workers.Worker", f"worker.kwargs={jobs}")
+    run = run_py.start("-m", *words, *SIMULATED, env=plugins)
+    run.until(lambda: all(mark.exists() for mark in marks))
+    run.kill()
+    assert run.done().code == -9
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_jobs_in_processes_of_their_own(run_py: RunPy) -> None:
