@@ -10,8 +10,10 @@ from pathlib import Path
 from rl_cluster.conf_check import check_conf, find_files, kind_of_file
 from rl_cluster.conf_lines import read_source
 from rl_cluster.errors import EXIT_CONFIG, EXIT_OK, ConfigError
+from rl_cluster.screen import command
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Checks files, and all YAML files below folders; prints ``file:line: problem`` and one last line.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import traceback
 from collections.abc import Callable
 
@@ -79,7 +78,7 @@ def _give_up(cause: RlClusterError | None, conclusion: Conclusion) -> None:
     error = cause or stuck
     with contextlib.suppress(OSError):
         conclusion.write(error)
-    print("\n".join([*dict.fromkeys([str(error), str(stuck)]), conclusion.last_line(error)]), file=sys.stderr, flush=True)
+    say("\n".join([*dict.fromkeys([str(error), str(stuck)]), conclusion.last_line(error)]))
     os._exit(error.exit_code)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import logging
 import os
 import signal
@@ -23,7 +22,7 @@ from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_OK, ConfigErr
 from rl_cluster.interrupts import orderly_interrupts
 from rl_cluster.rules import RuleBroken
 from rl_cluster.schema import RunSpec
-from rl_cluster.screen import fill_closed_streams, say, unshown_error, written
+from rl_cluster.screen import CLOSED, ready_streams, say, unshown_error, written
 from rl_cluster.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
 
 if TYPE_CHECKING:
@@ -39,20 +38,24 @@ def run_program() -> None:
     # Hydra then raises instead of printing its own text and ending the process; a user who set it wants the traceback
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     os.environ[FULL_ERROR] = "1"
-    fill_closed_streams()
-    _never_refuse_to_write()
+    is_open = ready_streams()
+    logging.raiseExceptions = False  # a full disk below the log is no reason to end a run
+    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what it passes on from a node, whatever it writes to
     with orderly_interrupts() as interrupts:
         interrupted = False
         try:
             _run_hydra(codes, full_error=wants_traceback)
-            if (failure := written("", sys.stdout)) is not None:  # what --help or --cfg has printed; a job looks by itself
+            # what --help or --cfg has printed; a job looks by itself, and has its files
+            failure = written("", sys.stdout) if is_open or codes or sweep_has_jobs() else CLOSED
+            if failure is not None:
                 codes.append(_unshown(failure))
         except KeyboardInterrupt as stop:
             interrupted = True
             if not any(code >= 128 for code in codes):
                 codes.append(interrupts.named(stop).exit_code)
         except SystemExit:  # Hydra's own end, after --help
-            if (failure := written("", sys.stdout)) is None:
+            if (failure := written("", sys.stdout) if is_open else CLOSED) is None:
                 raise
             codes.append(_unshown(failure))
         except Exception as error:
@@ -73,16 +76,6 @@ def run_program() -> None:
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is given back; an impatient Ctrl-C must not change the exit code
     sys.exit(max(codes, default=EXIT_OK))
-
-
-def _never_refuse_to_write() -> None:
-    """A path or a message with letters that the terminal has not, or a full disk below the log, is no reason to end a run."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    logging.raiseExceptions = False
-    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what it passes on from a node, whatever it writes to
 
 
 def _run_hydra(codes: list[int], *, full_error: bool) -> None:

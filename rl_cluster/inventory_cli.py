@@ -6,9 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rl_cluster.errors import EXIT_INTERRUPTED, EXIT_OK, RlClusterError
+from rl_cluster.errors import EXIT_OK, RlClusterError
+from rl_cluster.screen import command, say
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Looks at the cluster, prints YAML to standard output, and leaves everything as it was.
 
@@ -29,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(_look(options.address, holders=not options.no_holders), end="")
     except RlClusterError as error:
-        print(f"rl-cluster-inventory: {error}", file=sys.stderr)
+        say(f"rl-cluster-inventory: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

@@ -21,8 +21,10 @@ from rl_cluster.numa.machine import Machine
 from rl_cluster.numa.place import NodePlace, find_place
 from rl_cluster.numa.sources import SOURCES, Location, find_gpu
 from rl_cluster.numa.system import snapshot_system
+from rl_cluster.screen import command, say
 
 
+@command
 def main(argv: Sequence[str] | None = None, *, root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> int:
     """Run the probe.
 
@@ -175,7 +177,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"rl-cluster-probe: {text}", file=sys.stderr)  # standard output belongs to what `ray start` takes
+    say(f"rl-cluster-probe: {text}")  # standard output belongs to what `ray start` takes
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from attrs import asdict, frozen
 from filelock import FileLock, Timeout
 
+from rl_cluster.screen import command, say
 from rl_cluster.uv_store import MARKER, default_venv_dir, is_whole, read_marker, remove_environment
 
 __all__ = ["EnvironmentRecord", "list_environments", "main", "prune_environments"]
@@ -103,6 +104,7 @@ def prune_environments(venv_dir: Path, *, unused_s: float, dry_run: bool = False
     return gone
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code: 0, or 1 where the folder can't be read or written."""
     parser = argparse.ArgumentParser(prog="rl-cluster-envs", description="Python environments of workers, built on this machine.")
@@ -130,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             freed = _human(sum(record.size_bytes for record in gone))
             print("\n".join([*(record.name for record in gone), f"{'would remove' if args.dry_run else 'removed'} {len(gone)} ({freed})"]))
     except OSError as error:
-        print(f"rl-cluster-envs: {venv_dir} must be usable, got {error}. Fix: give --venv-dir a folder of yours", file=sys.stderr)
+        say(f"rl-cluster-envs: {venv_dir} must be usable, got {error}. Fix: give --venv-dir a folder of yours")
         return 1
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from rl_cluster.recipe_preview import plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import OneOf, RuleBroken
 from rl_cluster.schema import MODES
-from rl_cluster.screen import Screen
+from rl_cluster.screen import CLOSED, Screen, ready_streams, say, unshown_error
 
 if TYPE_CHECKING:
     from rl_cluster.recipe import Recipe
@@ -47,7 +46,7 @@ def run_recipe(
     Returns:
         The exit code: 0 done, 1 bad config, 3 not enough resources, 4 a worker or a check failed, 130 Ctrl-C, 143 SIGTERM.
     """
-    screen = Screen()
+    is_open, screen = ready_streams(), Screen()
     with orderly_interrupts() as interrupts:
         try:
             mode, inventory = _mode(config, mode, inventory)
@@ -56,17 +55,19 @@ def run_recipe(
                 plan = plan_on(recipe, inventory=inventory)
                 screen.grid(build_recipe_picture(plan))
                 screen.show(planned_line(plan))
+                if screen.unshown is not None or not is_open:
+                    raise unshown_error(screen.unshown or CLOSED)
                 return EXIT_OK
             check_overlaps(recipe)  # before Ray is imported
             return _up(recipe, train, interrupts, modules_in or os.curdir)
         except RlClusterError as error:
             interrupts.ending()
-            print(error, file=sys.stderr, flush=True)
+            say(str(error))
             return error.exit_code
         except KeyboardInterrupt as stop:
             interrupts.ending()
             interrupted = interrupts.named(stop)
-            print(f"interrupted by {interrupted.shown}; everything was given back", file=sys.stderr, flush=True)
+            say(f"interrupted by {interrupted.shown}; everything was given back")
             return interrupted.exit_code
 
 
@@ -80,17 +81,12 @@ def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Inter
         with without_rays_handler(), working_in(modules_in):
             ray_session = held.enter_context(open_recipe_ray(recipe))
         held.callback(interrupts.ending)
-        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=_tell))
+        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)
     if isinstance(answer, bool) or not isinstance(answer, int):
         return RlClusterError.exit_code if answer is False else EXIT_OK
     return answer
-
-
-def _tell(text: str) -> None:
-    """What goes on; not by logging, which is the host's."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _mode(config: object, mode: str | None, inventory: str | None) -> tuple[str, str | None]:

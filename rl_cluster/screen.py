@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import io
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import ParamSpec, TextIO
 
-from rl_cluster.errors import RlClusterError
+from rl_cluster.errors import EXIT_INTERRUPTED, RlClusterError
 from rl_cluster.grid import render_grid
 from rl_cluster.picture import Picture
 
 logger = logging.getLogger(__name__)
 
 
-def fill_closed_streams() -> None:
-    """Let a standard stream that the caller has closed (``>&-``) lead nowhere: the next file that is opened would get its number."""
+P = ParamSpec("P")
+CLOSED = OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def ready_streams() -> bool:
+    """Make the standard streams such that no write to them ends a run.
+
+    One that the caller has closed (``>&-``) leads nowhere from then on: the next file that is opened would get its number. A letter that
+    the terminal has not is written as its number.
+
+    Returns:
+        Whether standard output is open, so that what is written there can be read by somebody.
+    """
+    is_open = sys.stdout is not None
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return is_open
 
 
 def written(text: str, stream: TextIO) -> OSError | None:
@@ -53,6 +72,36 @@ def unshown_error(failure: OSError) -> RlClusterError:
     return RlClusterError(
         f"standard output: must be writable, got {failure.strerror or failure}. Fix: write it to a disk with room, or to a terminal"
     )
+
+
+def command(main: Callable[P, int]) -> Callable[P, int]:
+    """For the main function of a command whose result is what it prints: where that can't be shown, a line says so, and it exits with 4.
+
+    What it prints on standard output appears at its end. A reader that has just gone (``| head -3``) is no error; Ctrl-C is exit code 130.
+    """
+
+    @functools.wraps(main)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> int:
+        is_open = ready_streams()
+        printed, ended, code = io.StringIO(), None, 0
+        try:
+            with contextlib.redirect_stdout(printed):
+                code = main(*args, **kwargs)
+        except SystemExit as end:  # argparse's, after --help or a word that it refuses
+            ended = end
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        text = printed.getvalue()
+        failure = (written(text, sys.stdout) if is_open else CLOSED) if text else None
+        if failure is not None:
+            unshown = unshown_error(failure)
+            say(str(unshown))
+            return code or unshown.exit_code
+        if ended is not None:
+            raise ended
+        return code
+
+    return guarded
 
 
 class Screen:

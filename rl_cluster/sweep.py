@@ -23,7 +23,7 @@ from attrs import define
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RlClusterError
 from rl_cluster.interrupts import EXIT_BY_SIGNAL
 from rl_cluster.ray_home import homes_of_jobs
-from rl_cluster.screen import Screen
+from rl_cluster.screen import Screen, say, unshown_error
 from rl_cluster.simulate_shared import SharedSimulation, sharing
 from rl_cluster.sweep_summary import JobRow, SummaryFiles, finished_row, unfinished_row
 
@@ -217,10 +217,13 @@ def end_sweep(*, interrupted: bool) -> list[int]:
         return []
     sweep = _BEGUN.pop()
     sweep.held.close()
+    codes = []
     try:
         rows = _completed(sweep, interrupted=interrupted)
-        if rows:
-            _show(sweep, rows)
+        if rows and (failure := _show(sweep, rows)) is not None:
+            unshown = unshown_error(failure)
+            say(str(unshown))
+            codes.append(unshown.exit_code)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         where = getattr(error, "filename2", None) or getattr(error, "filename", None) or sweep.files.records
@@ -228,7 +231,7 @@ def end_sweep(*, interrupted: bool) -> list[int]:
             f"summary: {where} can't be written ({reason}). Fix: make room there, or choose another folder: hydra.sweep.dir=FOLDER"
         )
         return [EXIT_CHECK_FAILED]
-    return [row.exit_code for row in rows if row.exit_code is not None]
+    return codes + [row.exit_code for row in rows if row.exit_code is not None]
 
 
 def _completed(sweep: Sweep, *, interrupted: bool) -> Sequence[JobRow]:
@@ -241,7 +244,8 @@ def _completed(sweep: Sweep, *, interrupted: bool) -> Sequence[JobRow]:
     return sweep.files.put(*changed) if changed else rows
 
 
-def _show(sweep: Sweep, rows: Sequence[JobRow]) -> None:
+def _show(sweep: Sweep, rows: Sequence[JobRow]) -> OSError | None:
+    """Returns why standard output has refused it."""
     from rl_cluster.sweep_svg import render_sweep_svg
     from rl_cluster.sweep_table import render_sweep_table, render_sweep_verdict
 
@@ -253,3 +257,4 @@ def _show(sweep: Sweep, rows: Sequence[JobRow]) -> None:
     screen.show("")
     screen.show(f"summary: {sweep.files.table}, {sweep.files.records.name}, {sweep.files.picture.name}")
     screen.show(render_sweep_verdict(rows))
+    return screen.unshown

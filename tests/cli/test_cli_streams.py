@@ -49,6 +49,49 @@ def test_a_full_standard_output_is_one_line_and_exit_4(run_py: RunPy, words: tup
     assert (run_py.folder / "out/report.json").exists() == (words is PLAN)
 
 
+CLOSED = FULL.replace("No space left on device", "Bad file descriptor")
+COMMAND = "import sys\nfrom rl_cluster.{} import main\nsys.exit(main())"
+RECIPE = (
+    "from rl_cluster import run_recipe\n"
+    "recipe = {'policy': {'cluster': {'num_nodes': 1, 'gpus_per_node': 1}}, 'ray': {'kind': 'simulated'}}\n"
+    "raise SystemExit(run_recipe(recipe, print, mode='plan'))"
+)
+SHOWS = {
+    "check": (COMMAND.format("check_cli"), ["."]),
+    "check --help": (COMMAND.format("check_cli"), ["--help"]),
+    "envs": (COMMAND.format("python_env_cli"), ["--venv-dir=.", "list"]),
+    "probe": (COMMAND.format("probe"), ["--show"]),
+    "inventory --help": (COMMAND.format("inventory_cli"), ["--help"]),
+    "recipe": (RECIPE, []),
+    "version": ("", ["--version"]),
+    "help": ("", ["--help"]),
+}
+
+
+@pytest.mark.parametrize("shows", SHOWS)
+@pytest.mark.parametrize(("redirection", "code", "said"), [(">/dev/full", 4, [FULL]), (">&-", 4, [CLOSED]), ("| true", 0, [])])
+def test_what_can_only_be_shown_is_an_error_where_it_can_not(
+    run_py: RunPy, shows: str, redirection: str, code: int, said: list[str]
+) -> None:
+    """One line and exit code 4, unless the reader has just gone. Its files are what a run gives, but these give nothing else."""
+    program, words = SHOWS[shows]
+    done = redirected(run_py, redirection, *words, program=program, PYTHONPATH=str(RUN_PY.parent))
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (code, "", said)
+
+
+def test_a_command_that_shows_nothing_needs_no_standard_output(run_py: RunPy) -> None:
+    """rl-cluster-probe --write says on standard error what it has written."""
+    done = redirected(run_py, ">/dev/full", "--write", "--output=gpus", program=COMMAND.format("probe"), PYTHONPATH=str(RUN_PY.parent))
+    assert (done.returncode, "standard output" in done.stderr) == (0, False)
+
+
+def test_a_sweep_that_can_not_be_shown(run_py: RunPy) -> None:
+    """Each of its jobs is done, and the sweep exits with 4 and one line."""
+    done = redirected(run_py, ">/dev/full", "-m", "hydra.sweep.dir=sweep", "cluster.gpus_per_node=1,2", *PLAN[:-1])
+    assert (done.returncode, done.stderr.splitlines()) == (4, [PLANNING, FULL, PLANNING])
+    assert len(json.loads((run_py.folder / "sweep/summary.json").read_text(encoding="utf-8"))["jobs"]) == 2
+
+
 def test_a_full_disk_names_the_folder(run_py: RunPy, tmp_path: Path) -> None:
     """Hydra's own files are the first that find no room; the system's error does not say where."""
     # A disk that is full when Hydra writes its first file, made up: a real one takes a mount
