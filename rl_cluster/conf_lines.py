@@ -9,6 +9,8 @@ from typing import Any
 from attrs import frozen
 
 from rl_cluster.errors import ConfigError
+from rl_cluster.recipe_file import MAX_BYTES
+from rl_cluster.text_file import UnreadableError, read_text, why_unread
 
 Path_ = tuple[str, ...]  # keys as they are written, list items by their index
 
@@ -71,28 +73,36 @@ def read_source(file: Path) -> Source:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, max_bytes=MAX_BYTES, pipes=False)  # it is read several times
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(f"{file}:1: must be a readable file, got {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}:1: must be a text in UTF-8, got other bytes") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{file}:1: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        reason = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{file}:{mark.line + 1 if mark else 1}: must be YAML ({' '.join(str(reason).split())})") from None
+        raise ConfigError(f"{file}:{mark.line + 1 if mark else 1}: must be YAML ({why_unread(error)})") from None
     lines: dict[Path_, int] = {}
     words: list[Word] = []
     twice: list[tuple[Path_, int]] = []
     if root is not None:
         for kind, path, line, word in _walk(root, ()):
             if kind == "word" and word is not None:
+                _check_number(file, word)
                 words.append(word)
             elif path in lines:
                 twice.append((path, line))
             else:
                 lines[path] = line
     return Source(file, text, lines, tuple(words), tuple(twice))
+
+
+def _check_number(file: Path, word: Word) -> None:
+    import yaml
+
+    try:
+        if word.kind == "int":
+            yaml.safe_load(word.text)
+    except ValueError as error:
+        raise ConfigError(f"{file}:{word.line}: {'.'.join(word.path)}: must be YAML, got {why_unread(error)}") from None
 
 
 def _walk(node: Any, path: Path_) -> Iterator[tuple[str, Path_, int, Word | None]]:
@@ -131,7 +141,7 @@ def misread(text: str) -> str:
 
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # the second: a text like 2024-13-45, which is no date
         return ""
     if isinstance(value, bool):
         return str(value).lower() if text.lower() in _DOUBTFUL_BOOLS else ""

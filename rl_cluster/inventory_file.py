@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -33,6 +31,7 @@ from rl_cluster.inventory import HEAD_RESOURCE, Holder, Inventory, PhysicalNode
 from rl_cluster.rules import shown
 from rl_cluster.schema import MAX_AMOUNT
 from rl_cluster.simulated_inventory import simulated_inventory
+from rl_cluster.text_file import UnreadableError, read_text, why_unread
 
 __all__ = ["dump_inventory", "load_inventory", "parse_inventory", "simulated_inventory"]
 
@@ -42,7 +41,6 @@ STATES = ("alive", "draining", "dead")
 HOLDER_KINDS = ("placement_group", "actor", "unknown")
 MAX_COUNT = 100_000
 MAX_BYTES = 64 * 2**20  # several hundred thousand nodes that are written one by one
-KINDS = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's own that people misspell
 
 
@@ -50,7 +48,7 @@ def load_inventory(path: str | PathLike[str]) -> Inventory:
     """Reads an inventory file.
 
     Args:
-        path: A YAML file as the head of this module describes it.
+        path: A YAML file as the head of this module describes it; a pipe that ends will do.
 
     Raises:
         ConfigError: The file can't be read, or breaks a rule; every broken rule is listed with its place in the file.
@@ -59,27 +57,14 @@ def load_inventory(path: str | PathLike[str]) -> Inventory:
 
     path = Path(path)
     try:
-        content = yaml.safe_load(_text(path))
-    except ConfigError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"inventory {path}: must be a readable file, got {error.strerror or error}") from None
-    except UnicodeDecodeError:  # a ValueError, too
-        raise ConfigError(f"inventory {path}: must be a text file in UTF-8, got other bytes") from None
-    except (yaml.YAMLError, ValueError) as error:  # Python reads no number of more than 4300 digits
+        content = yaml.safe_load(read_text(path, max_bytes=MAX_BYTES))
+    except UnreadableError as error:
+        raise ConfigError(f"inventory {path}: {error}") from None
+    except yaml.YAMLError as error:
         raise ConfigError(f"inventory {path}: must be YAML, got {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ConfigError(f"inventory {path}: must be YAML, got {why_unread(error)}") from None
     return parse_inventory(content, source=f"file {path}")
-
-
-def _text(path: Path) -> str:
-    """The text of a regular file of a size that an inventory can have: a device has no end, and a pipe may never begin."""
-    with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"inventory {path}: must be a regular file, got {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}")
-        if found.st_size > MAX_BYTES:
-            raise ConfigError(f"inventory {path}: must have at most {MAX_BYTES // 2**20} MiB, got {found.st_size / 2**20:.0f} MiB")
-        return file.read()
 
 
 def parse_inventory(content: object, *, source: str = "file") -> Inventory:

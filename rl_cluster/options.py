@@ -17,7 +17,8 @@ from attrs import Factory, define
 
 from rl_cluster import rules
 from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, option_names
-from rl_cluster.rules import RuleBroken
+from rl_cluster.rules import RuleBroken, shortened
+from rl_cluster.text_file import why_unread
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -180,8 +181,11 @@ def parse_words(overrides: Sequence[str], problems: list[str]) -> list[tuple[str
         for word in overrides:
             try:
                 parsed.append((word, parser.parse_override(word)))
+            except ValueError as error:
+                key, _, value = word.partition("=")
+                problems.append(RuleBroken(f"must be a value that can be read ({why_unread(error)})", value).line(key.lstrip("+~")))
             except HydraException as error:
-                reason = (str(error).splitlines() or ["unreadable"])[0]
+                reason = shortened((str(error).splitlines() or ["unreadable"])[0])
                 problems.append(RuleBroken(f"must be key=value ({reason})", word).line("override"))
     finally:
         base.version_base = found

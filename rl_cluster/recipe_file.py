@@ -19,6 +19,7 @@ from rl_cluster import config, options, rules
 from rl_cluster.errors import ConfigError
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import RuleBroken
+from rl_cluster.text_file import UnreadableError, read_text, why_unread
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -28,6 +29,7 @@ __all__ = ["DefaultsEntry", "load_recipe", "parse_entry", "recipe_tree"]
 
 PACKAGE_HEADER = re.compile(r"^\s*#\s*@package\b", re.MULTILINE)
 _HYDRAS_OWN = re.compile(r"^(override\s+)?/?hydra(/|$)")
+MAX_BYTES = 2**20  # of one file; recipes are written by hand
 _DEPTH = 16  # files that name each other
 
 
@@ -58,6 +60,8 @@ def load_recipe(path: str | PathLike[str], *, overrides: Sequence[str] = ()) -> 
         ConfigError: The file can't be read; an unknown option, key or value; a defaults list that only Hydra can resolve.
     """
     tree, problems = recipe_tree(path, overrides=overrides)
+    if problems and not tree:  # it could not be read: that it has no role says nothing
+        raise ConfigError(problems=problems)
     try:
         recipe = recipe_from_config(tree)
     except ConfigError as error:
@@ -273,15 +277,15 @@ def _read(file: Path, where: str, problems: list[str]) -> dict[Any, Any] | None:
     from yaml import YAMLError  # type: ignore[import-untyped]
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, max_bytes=MAX_BYTES)
         loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{where}: must be a readable file, got {getattr(error, 'strerror', None) or 'bytes that are not UTF-8'}")
+    except UnreadableError as error:
+        problems.append(f"{where}: {error}")
         return None
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         at = "" if mark is None else f", line {mark.line + 1}"
-        problems.append(f"{where}{at}: must be YAML, got {' '.join(str(getattr(error, 'problem', None) or error).split())}")
+        problems.append(f"{where}{at}: must be YAML, got {why_unread(error)}")
         return None
     if PACKAGE_HEADER.search(text):
         problems.append(f"{where}: must have no @package header. Fix: write group@package: option in the defaults list")

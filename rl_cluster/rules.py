@@ -51,6 +51,11 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to write an int of more than 4300 digits, alone or within a list
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a number of more than 4300 digits"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A text, cut where nobody would read on."""
     return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}... ({len(text)} characters)"
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
     "ground": {"errors", "label_rules", "rules", "schema", "interrupts", "_reaper"},
-    "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec"},
+    "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
         *("segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),

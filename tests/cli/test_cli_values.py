@@ -70,6 +70,16 @@ CLUSTER_OPTIONS = "1x8, 1x8_colocated, 2x8_pack, 2x8_spread, 4x8_strict_spread, 
             ["inventory: must be left out with mode up, got 'cluster.yaml'. Fix: write mode=plan, or ray=simulated"],
             id="inventory without mode=plan",
         ),
+        pytest.param(
+            [f"cluster.num_nodes={'9' * 5000}", f"worker.kwargs={{n: {'9' * 5000}}}"],
+            [
+                f"cluster.num_nodes: must be a value that can be read (a number of more than 4300 digits), got '{'9' * 999}... "
+                "(5002 characters)",
+                "worker.kwargs: must be a value that can be read (a number of more than 4300 digits), got '{n: "
+                f"{'9' * 995}... (5007 characters)",
+            ],
+            id="numbers that Python does not read",
+        ),
         pytest.param(["foo"], ["override: must be key=value (missing EQUAL at '<EOF>'), got 'foo'"], id="no override"),
     ],
 )

@@ -140,6 +140,11 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
         ["cluster/x.yaml:3: num_nodes: must stand once in its group, got it again"],
     ),
     "no yaml": ({"x.yaml": "a: [1\n"}, ["x.yaml:2: must be YAML (expected ',' or ']', but got '<stream end>')"]),
+    "a number that Python does not read": (
+        {"recipe.yaml": f"a:\n  cluster:\n    num_nodes: {'9' * 5000}\n"},
+        ["recipe.yaml:3: a.cluster.num_nodes: must be YAML, got a number of more than 4300 digits"],
+    ),
+    "what looks like a date that is none": ({"recipe.yaml": "a:\n  cluster:\n    gpus_per_node: 1\n    name: 2024-13-45\n"}, []),
     "an open value is no mistake": (
         {"recipe.yaml": "a:\n  cluster:\n    num_nodes: ???\n"},
         [],

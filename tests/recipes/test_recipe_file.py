@@ -161,6 +161,19 @@ PROBLEMS: dict[str, tuple[str, list[str], list[str]]] = {
         [],
         ["FILE: must have no @package header. Fix: write group@package: option in the defaults list"],
     ),
+    "a number that Python does not read": (
+        f"a: {{cluster: {{gpus_per_node: {'9' * 5000}}}}}\n",
+        [],
+        ["FILE: must be YAML, got a number of more than 4300 digits"],
+    ),
+    "a word with a number that Python does not read": (
+        "a: {cluster: {gpus_per_node: 1}}\n",
+        [f"a.cluster.num_nodes={'9' * 5000}"],
+        [
+            f"a.cluster.num_nodes: must be a value that can be read (a number of more than 4300 digits), got '{'9' * 999}... "
+            "(5002 characters)"
+        ],
+    ),
     "a circle": ("defaults: [recipe2]\n", [], ["must not name each other in a circle"]),
 }
 

@@ -1,0 +1,79 @@
+"""The text of a file that a user names: read to its end if it has one, and not if it is no file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["UnreadableError", "read_text", "why_unread"]
+
+SILENCE_S = 10.0  # after which a pipe in which nothing comes is left
+_CHUNK = 65536  # bytes
+_KINDS = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+class UnreadableError(ValueError):
+    """A file can't be read; its text is a clause: ``must be a readable file, got Permission denied``."""
+
+
+def read_text(path: str | os.PathLike[str], *, max_bytes: int, pipes: bool = True) -> str:
+    """The text of a regular file, or of a pipe (``<(command)``), that ends within ``max_bytes``. Devices have no end, and are not read.
+
+    Args:
+        path: The file.
+        max_bytes: What a file of this kind can have.
+        pipes: Whether a pipe will do; it can be read once only.
+
+    Raises:
+        UnreadableError: It is missing, a folder, a device, too large, or no UTF-8; a pipe is empty, or nothing comes in it for 10 s.
+    """
+    path = Path(path)
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # else opening a pipe waits for its writer
+        try:
+            content = b"".join(_chunks(number, max_bytes, pipes=pipes))
+        finally:
+            os.close(number)
+        return content.decode("utf-8")
+    except UnicodeDecodeError:  # a ValueError, too
+        raise UnreadableError("must be a text file in UTF-8, got other bytes") from None
+    except (OSError, ValueError) as error:  # the second: a path with a NUL
+        if isinstance(error, UnreadableError):
+            raise
+        raise UnreadableError(f"must be a readable file, got {getattr(error, 'strerror', None) or error}") from None
+
+
+def _chunks(number: int, max_bytes: int, *, pipes: bool) -> Iterator[bytes]:
+    found = os.fstat(number)
+    is_pipe = stat.S_ISFIFO(found.st_mode)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode) and not (is_pipe and pipes):
+        raise UnreadableError(f"must be a regular file, got {_KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}")
+    limit = f"must have at most {max_bytes / 2**20:g} MiB"
+    if found.st_size > max_bytes:
+        raise UnreadableError(f"{limit}, got {found.st_size / 2**20:.1f} MiB")
+    size = 0
+    while True:
+        if is_pipe and not select.select([number], [], [], SILENCE_S)[0]:
+            raise UnreadableError(f"must be a readable file, got a pipe in which nothing came for {SILENCE_S:g} s")
+        chunk = os.read(number, _CHUNK)
+        if not chunk:
+            break
+        size += len(chunk)
+        if size > max_bytes:
+            raise UnreadableError(f"{limit}, got more")
+        yield chunk
+    if is_pipe and not size:
+        raise UnreadableError("must be a readable file, got an empty pipe (one can be read once only)")
+
+
+def why_unread(error: Exception) -> str:
+    """What YAML or omegaconf says of a text that it refuses, in one line."""
+    if isinstance(error, ValueError) and "integer string conversion" in str(error):
+        return "a number of more than 4300 digits"  # Python reads no such number
+    return " ".join(str(getattr(error, "problem", None) or error).split())
