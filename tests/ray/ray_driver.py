@@ -13,6 +13,7 @@ from ray_users import Seen
 
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.recipe import build_recipe
 from rl_cluster.schema import RaySpec
 from rl_cluster.session import open_ray
 
@@ -43,7 +44,23 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
+def embed_a_recipe(folder: str) -> None:
+    """A script of a user's, with nothing around the block."""
+    roles = {
+        "policy": {"cluster": {"bundle_ct_per_node_list": [2]}, "worker": {"target": "ray_driver.Slow"}},
+        "reward": {"cluster": {"bundle_ct_per_node_list": [1]}, "worker": {"target": "ray_driver.Slow"}},
+    }
+    for role in roles.values():
+        role["worker"]["kwargs"] = {"folder": folder, "stay": False}
+    with build_recipe({**roles, "ray": {"kind": "simulated"}}) as recipe:
+        say("up")
+        recipe.groups["policy"].run_all("work")
+    say("ended")
+
+
 def main(moment: str, address: str, folder: str) -> None:
+    if moment == "recipe":
+        return embed_a_recipe(folder)
     simulated = None
     if address == "simulated":
         amounts = {"CPU": 4.0, "GPU": 2.0}

@@ -105,6 +105,9 @@ def test_a_shared_cluster_is_as_it_was(simulated: RaySession, folder: Path, mome
         pytest.param("starting", signal.SIGKILL, id="SIGKILL while Ray starts", marks=pytest.mark.slow),
         pytest.param("running", signal.SIGINT, id="SIGINT while workers run", marks=pytest.mark.slow),
         pytest.param("running", signal.SIGKILL, id="SIGKILL while workers run"),
+        pytest.param("recipe", signal.SIGINT, id="SIGINT in a recipe's block", marks=pytest.mark.slow),
+        pytest.param("recipe", signal.SIGTERM, id="SIGTERM in a recipe's block", marks=pytest.mark.slow),
+        pytest.param("recipe", signal.SIGKILL, id="SIGKILL in a recipe's block", marks=pytest.mark.slow),
         pytest.param("ending", signal.SIGINT, id="SIGINT while things are given back", marks=pytest.mark.slow),
         pytest.param("ending", signal.SIGTERM, id="SIGTERM while things are given back", marks=pytest.mark.slow),
     ],
@@ -115,7 +118,7 @@ def test_a_ray_of_our_own_is_gone(folder: Path, moment: str, how: signal.Signals
     if moment == "starting":
         assert within(AT_MOST_S, lambda: any(len(processes_that_name(str(home))) >= 2 for home in driver.homes()))
     else:
-        note = {"running": "work", "ending": "last"}[moment]
+        note = {"running": "work", "recipe": "work", "ending": "last"}[moment]
         assert within(AT_MOST_S, lambda: len(driver.notes(note)) == 2), (folder / "stderr").read_text()
     (home,) = driver.homes()
     workers = driver.notes("init")
