@@ -16,8 +16,7 @@ from rl_cluster.plan import close_spec, plan_layouts
 from rl_cluster.ranks import engine_slices, layout_positions, order_workers, rank_workers
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, bundles_on, out_of_range
 from rl_cluster.records import WorkerRecord
-from rl_cluster.schema import ClusterSpec, RaySpec
-from rl_cluster.simulated_inventory import simulated_inventory_for_all
+from rl_cluster.schema import ClusterSpec
 
 __all__ = [
     "RecipePlan",
@@ -27,7 +26,6 @@ __all__ = [
     "plan_recipe",
     "seat_roles",
     "shortfall_error",
-    "simulated_recipe_inventory",
 ]
 
 NODES_DRAWN = 2  # of an overlap
@@ -249,23 +247,3 @@ def _excerpt(owner: RoleSpec, sizes: Sequence[int], users: Mapping[tuple[int, in
         groups=tuple(GridGroup(name, ranks[name]) for name in names),
         notes=notes,
     )
-
-
-# --- a simulated Ray for all of it ---
-
-
-def simulated_recipe_inventory(recipe: RecipeSpec, ray_spec: RaySpec, *, cpus: int = 1) -> Inventory:
-    """The nodes that a simulated Ray starts for a recipe: for every cluster those that it needs, one after the other.
-
-    ``ray.simulated_nodes`` says their number in all; each is then as large as the largest one needed. The other two sizes
-    of the simulation mean every node.
-
-    Args:
-        recipe: All roles.
-        ray_spec: The simulated sizes.
-        cpus: This machine's CPUs, for a cluster whose number of bundles is open.
-
-    Returns:
-        Nodes with nothing held, the first of them the head.
-    """
-    return simulated_inventory_for_all(list(recipe.clusters.values()), ray_spec, cpus=cpus)

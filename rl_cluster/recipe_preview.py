@@ -7,9 +7,10 @@ import sys
 
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Shortfall
-from rl_cluster.recipe_plan import RecipePlan, check_overlaps, plan_recipe, shortfall_error, simulated_recipe_inventory
+from rl_cluster.recipe_plan import RecipePlan, check_overlaps, plan_recipe, shortfall_error
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.schema import RaySpec
+from rl_cluster.simulated_inventory import simulated_inventory_for_all
 
 __all__ = ["inventory_to_plan_on", "nodes_to_simulate", "plan_on", "planned_line"]
 
@@ -56,7 +57,7 @@ def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None) -> In
 
 def nodes_to_simulate(recipe: RecipeSpec) -> Inventory:
     """The nodes that a simulated Ray starts on this machine for a recipe."""
-    return simulated_recipe_inventory(recipe, recipe.ray or RaySpec(), cpus=len(os.sched_getaffinity(0)))
+    return simulated_inventory_for_all(list(recipe.clusters.values()), recipe.ray or RaySpec(), cpus=len(os.sched_getaffinity(0)))
 
 
 def planned_line(plan: RecipePlan) -> str:

@@ -19,11 +19,9 @@ from rl_cluster.recipe_plan import (
     check_overlaps,
     plan_recipe,
     shortfall_error,
-    simulated_recipe_inventory,
 )
-from rl_cluster.recipe_preview import planned_line
+from rl_cluster.recipe_preview import nodes_to_simulate, planned_line
 from rl_cluster.recipe_spec import recipe_from_config
-from rl_cluster.schema import RaySpec
 from rl_cluster.svg import render_svg
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -203,7 +201,7 @@ def nodes_of(inventory: Inventory) -> Sequence[tuple[str, float, float, bool]]:
 )
 def test_a_simulation_is_sized_for_all_roles(ray: dict[str, int], expected: list[Any]) -> None:
     """One head, addresses in a row."""
-    inventory = simulated_recipe_inventory(recipe_from_config(FOUR_ROLES), RaySpec(kind="simulated", **ray))
+    inventory = nodes_to_simulate(recipe_from_config({**FOUR_ROLES, "ray": {"kind": "simulated", **ray}}))
     assert nodes_of(inventory) == expected
     assert inventory.simulated
 
@@ -216,7 +214,7 @@ def test_the_simulation_made_for_a_recipe_holds_it() -> None:
         "c": {"cluster": {"bundle_ct_per_node_list": [4, 1], "strategy": "PACK", "resources": {"disk": 2}}},
     }
     recipe = recipe_from_config(config)
-    assert isinstance(plan_recipe(recipe, simulated_recipe_inventory(recipe, RaySpec(kind="simulated"))), RecipePlan)
+    assert isinstance(plan_recipe(recipe, nodes_to_simulate(recipe)), RecipePlan)
 
 
 def test_four_roles_over_128_machines() -> None:

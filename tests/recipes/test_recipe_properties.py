@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from strategies import made_up_inventory
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.recipe_plan import RecipePlan, check_overlaps, plan_recipe, simulated_recipe_inventory
+from rl_cluster.recipe_plan import RecipePlan, check_overlaps, plan_recipe
+from rl_cluster.recipe_preview import nodes_to_simulate
 from rl_cluster.recipe_spec import recipe_from_config
-from rl_cluster.schema import STRATEGIES, RaySpec
+from rl_cluster.schema import STRATEGIES
 
 MACHINES = made_up_inventory(*[8] * 6)
 
@@ -91,4 +92,4 @@ def test_the_simulation_made_for_a_recipe_holds_it(config: dict[str, Any]) -> No
         check_overlaps(recipe)
     except ConfigError:
         return
-    assert isinstance(plan_recipe(recipe, simulated_recipe_inventory(recipe, RaySpec(kind="simulated"))), RecipePlan)
+    assert isinstance(plan_recipe(recipe, nodes_to_simulate(recipe)), RecipePlan)
