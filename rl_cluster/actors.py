@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.layout import PlacedBundle
+from rl_cluster.nsight import RAYS_KEYS
 from rl_cluster.target_import import import_target
 from rl_cluster.worker_boot import Binder, worker_class
 
@@ -23,6 +25,38 @@ GROUPS_OWN = (
     *("scheduling_strategy", "placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks"),
 )
 """Options of a Ray actor that a worker group decides."""
+
+
+@frozen
+class RayWorkerBuilder:
+    """A class and the arguments of its ``__init__``, as NeMo-RL's recipes hand them over."""
+
+    ray_actor_class_fqn: str | type
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __init__(self, ray_actor_class_fqn: str | type, /, *args: Any, **kwargs: Any) -> None:
+        self.__attrs_init__(ray_actor_class_fqn, args, kwargs)  # type: ignore[attr-defined]
+
+
+# Ray (2.60) ends the process group that a worker was in when it came up, as soon as the worker has ended: a profiler in the same group
+# would be killed before it has written.
+_OWN_GROUP = "import os, sys\ntry: os.setpgid(0, 0)\nexcept OSError: pass\nos.execvp(sys.argv[1], sys.argv[1:])"
+
+
+@frozen
+class Profiler:
+    """What stands in front of a worker's Python."""
+
+    command: tuple[str, ...]
+    python: str  # the interpreter of Ray's own workers on that node, which it then has to name
+
+    def in_front_of(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of an actor that starts through it."""
+        runtime_env = dict(options.get("runtime_env") or {})
+        start = shlex.join([*self.command, self.python, "-I", "-S", "-c", _OWN_GROUP])
+        python = runtime_env.get("py_executable") or shlex.quote(self.python)
+        return {**options, "runtime_env": {**runtime_env, "py_executable": f"{start} {python}"}}
 
 
 @frozen
@@ -36,6 +70,7 @@ class Seat:
     options: Mapping[str, Any]  # of this actor (num_cpus, num_gpus, runtime_env, ...)
     binder: Callable[[], Any] | None = None  # one of its own, where the class does not carry one for all
     env: Mapping[str, str] = Factory(dict)  # more variables for this worker, beside the rank variables
+    profiler: Profiler | None = None
 
 
 @frozen
@@ -45,6 +80,7 @@ class ActorRecipe:
     target: str | type
     env: Mapping[str, str]  # in force before the user's module is imported; travels inside the class, never on a command line
     binder: Binder | None
+    nsight_seen: bool = True  # whether the group has looked for Ray's nsight among the options of the class itself
 
     def create(self, seats: Sequence[Seat]) -> list[ActorHandle]:
         """Ask Ray for one actor on each seat; they come up by themselves.
@@ -53,6 +89,12 @@ class ActorRecipe:
             ConfigError: The target can't be imported, or is no class, or an option is not the user's to choose.
         """
         user_class, default_options = import_target(self.target)
+        default_options, nsight = without_nsight(default_options)
+        if nsight is not None and not self.nsight_seen:
+            raise ConfigError(
+                "worker options: nsight of @ray.remote must be known before a worker starts, and this process can't import the class. "
+                "Fix: give it as worker.nsight"
+            )
         for options in (default_options, *(seat.options for seat in seats[:1])):
             check_options(options)
         made = worker_class(user_class, env=self.env, binder=self.binder)
@@ -63,6 +105,7 @@ class ActorRecipe:
         for seat in seats:
             place = PlacementGroupSchedulingStrategy(seat.group, seat.bundle_index, placement_group_capture_child_tasks=True)
             options = {name: value for name, value in merge_options(default_options, seat.options).items() if name != "concurrency_groups"}
+            options = options if seat.profiler is None else seat.profiler.in_front_of(options)
             actors.append(actor_class.options(**{**options, "scheduling_strategy": place}).remote(seat.binder))
         return actors
 
@@ -110,6 +153,17 @@ def merge_options(*layers: Mapping[str, Any]) -> dict[str, Any]:
             both = name in ("runtime_env", "env_vars") and isinstance(merged.get(name), Mapping) and isinstance(value, Mapping)
             merged[name] = merge_options(merged[name], value) if both else value
     return merged
+
+
+def without_nsight(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Options of an actor without Ray's nsight, and what it says (None where it is not there): see ``nsight.py``."""
+    runtime_env = options.get("runtime_env")
+    if not isinstance(runtime_env, Mapping):
+        return dict(options), None
+    found = next((runtime_env[key] for key in RAYS_KEYS if runtime_env.get(key)), None)
+    left = {key: value for key, value in runtime_env.items() if key not in RAYS_KEYS}
+    rest = {name: value for name, value in options.items() if name != "runtime_env"}
+    return {**rest, **({"runtime_env": left} if left else {})}, found
 
 
 def made_by(maker: ActorHandle, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:

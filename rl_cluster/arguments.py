@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.rules import AtMost, MoreThan, RuleBroken
@@ -64,6 +64,15 @@ def check_per_worker(name: str, value: object, workers: int) -> None:
         raise ConfigError(f"{name}: must have {workers} entries, one per worker, got {len(value)}. Fix: add or remove")
     for number, item in enumerate(value):
         check_names(f"{name}[{number}]", item)
+
+
+def own_arguments(name: str, per_worker: Any, record: Any) -> Mapping[str, Any]:
+    """The keyword arguments of one worker, of what :func:`check_per_worker` has let pass."""
+    if not callable(per_worker):
+        return per_worker[record.rank] if per_worker else {}
+    own: Mapping[str, Any] = per_worker(record)
+    check_names(f"{name}(record of rank {record.rank})", own)
+    return own
 
 
 def check_seconds(name: str, value: object) -> None:

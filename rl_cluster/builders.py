@@ -14,6 +14,7 @@ import attrs
 from ray.util.placement_group import PlacementGroup
 
 from rl_cluster import session, worker_setup
+from rl_cluster.actors import RayWorkerBuilder
 from rl_cluster.bring_up import Progress as WorkerProgress
 from rl_cluster.config import from_config, full_key
 from rl_cluster.errors import ConfigError
@@ -23,7 +24,7 @@ from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpe
 from rl_cluster.session import RaySession
 from rl_cluster.simulated_inventory import simulated_inventory_for_all
 from rl_cluster.virtual_cluster import RayVirtualCluster
-from rl_cluster.worker_group import PerWorker, RayWorkerBuilder, RayWorkerGroup
+from rl_cluster.worker_group import PerWorker, RayWorkerGroup
 
 __all__ = [
     "build_binding",
@@ -179,6 +180,9 @@ def build_worker_group(
     python: object = None,
     env: object = None,
     options: Mapping[str, Any] | None = None,
+    nsight: Any = None,
+    nsight_workers: Sequence[str] = ("*",),
+    nsight_dir: str | os.PathLike[str] | None = None,
     start_timeout_s: float = 300.0,
     on_progress: WorkerProgress | None = None,
 ) -> RayWorkerGroup:
@@ -196,6 +200,9 @@ def build_worker_group(
         python: A ``python`` node, or a :class:`PythonSpec`; None is this interpreter.
         env: An ``env`` node, or an :class:`EnvSpec`.
         options: More options of the Ray actors.
+        nsight: ``"default"`` or options of ``nsys profile``, which the workers then run under.
+        nsight_workers: Patterns of the names of those that do: ``<name>-<logical node>-<bundle>``.
+        nsight_dir: Folder of the profiles on the workers' nodes; default: a new one below ``nsight`` in the current folder.
         start_timeout_s: For the whole start, seconds.
         on_progress: Gets (workers up, workers in all).
 
@@ -214,6 +221,9 @@ def build_worker_group(
         python=None if python is None else _spec_of(python, PythonSpec, "python"),
         env=None if env is None else _spec_of(env, EnvSpec, "env"),
         options=options,
+        nsight=nsight,
+        nsight_workers=nsight_workers,
+        nsight_dir=nsight_dir,
         start_timeout_s=start_timeout_s,
         on_progress=on_progress,
     )

@@ -74,7 +74,7 @@ def run(
     def work(interrupts: Interrupts) -> int:
         if spec.mode == "plan":
             return _plan(spec, state, screen, overrides)
-        return _up(spec, state, screen, interrupts, overrides, modules_in or os.curdir)
+        return _up(spec, state, screen, interrupts, overrides, modules_in or os.curdir, files)
 
     conclusion = Conclusion(
         write=lambda error: _write(files, state, spec, error),
@@ -106,6 +106,7 @@ def _write(files: RunFiles, state: _State, spec: RunSpec, error: BaseException |
         started=state.started,
         timings_s=state.timings,
         warnings=state.warnings,
+        profiles=state.profiles,
         error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
     )
     write_report(files.report, report)
@@ -192,7 +193,13 @@ def _layout_or_raise(cluster: ClusterSpec, inventory: Inventory, overrides: Sequ
 
 
 def _up(
-    spec: RunSpec, state: _State, screen: Screen, interrupts: Interrupts, overrides: Sequence[str], modules_in: str | os.PathLike[str]
+    spec: RunSpec,
+    state: _State,
+    screen: Screen,
+    interrupts: Interrupts,
+    overrides: Sequence[str],
+    modules_in: str | os.PathLike[str],
+    files: RunFiles,
 ) -> int:
     from rl_cluster import reach, session
     from rl_cluster.builders import build_cluster, build_worker_group, numa_on
@@ -245,12 +252,16 @@ def _up(
                     numa=numa,
                     python=spec.python,
                     env=spec.env,
+                    nsight=spec.worker.nsight,
+                    nsight_workers=spec.worker.nsight_workers,
+                    nsight_dir=files.profiles,
                     start_timeout_s=spec.worker.start_timeout_s,
                     on_progress=on_progress,
                 )
             )
         held.callback(interrupts.ending)
         state.records = group.records
+        state.came_up(spec.worker.name, group, screen)
         state.mark("workers")
         if method is not None:
             state.results = dict(enumerate(group.run_all(method)))
@@ -267,6 +278,7 @@ def _up(
         if spec.hold:
             screen.show(_last_line(spec, state, None))
             hold_until_interrupted([cluster], [group], screen, interrupts)
+        state.end_profiled(screen)
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
 

@@ -6,20 +6,18 @@ import logging
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 
 from rl_cluster.errors import PythonEnvError
+from rl_cluster.node_work import NodeWork, on_nodes
 from rl_cluster.python_check import check_python, env_error
 from rl_cluster.python_env import SYSTEM, PythonPlan
 
-__all__ = ["build_on_nodes", "build_here"]
+__all__ = ["build_each", "build_here", "build_on_nodes"]
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_EVERY_S = 5.0
 COMMAND_CHECK_S = 120.0
 _GRACE_S = 30.0  # beyond build_timeout_s, for the answer of a node whose own deadline has passed
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
@@ -46,52 +44,28 @@ def build_on_nodes(plan: PythonPlan, node_ids: Sequence[str], *, progress: Calla
     nodes = list(dict.fromkeys(node_ids))
     if plan.kind == "system":
         return dict.fromkeys(nodes, SYSTEM)
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    tell = progress or logger.info
-    names = _node_names(ray)
-    # Actors, not tasks: to end a build at once ray.kill is safe at any moment, while ray.cancel(force=True) of a task that ends just
-    # then aborts the whole driver (Ray 2.60, "Tried to complete task that was not pending" in task_manager.cc).
-    builder = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_NodeBuilder)
-    started = time.monotonic()
-    builders: list[Any] = []
-    node_of: dict[Any, str] = {}
     done: dict[str, str] = {}
-    try:
-        for node in nodes:
-            builders.append(builder.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False)).remote())
-            node_of[builders[-1].build.remote(plan, names.get(node, node[:12]))] = node
-        waiting = list(node_of)
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=PROGRESS_EVERY_S)
-            for reference in ready:
-                done[node_of[reference]] = _result(ray, reference, names.get(node_of[reference], node_of[reference][:12]), plan)
-            elapsed = time.monotonic() - started
-            if waiting and not ready:
-                unready = ", ".join(names.get(node_of[reference], node_of[reference][:12]) for reference in waiting)
-                tell(f"Python of the workers: ready on {len(done)} of {len(nodes)} nodes after {elapsed:.0f} s, waits for {unready}")
-            if waiting and elapsed > plan.build_timeout_s + _GRACE_S:
-                late = node_of[waiting[0]]
-                raise env_error(
-                    names.get(late, late[:12]),
-                    plan.command,
-                    rule=f"it must be ready within {plan.build_timeout_s:.0f} s",
-                    got="no answer from the node",
-                    fix="look whether the node is alive (ray status), or raise python.build_timeout_s",
-                )
-    finally:
-        for actor in builders:
-            with suppress(Exception):  # Ray itself may be gone
-                ray.kill(actor)
+    with closing(build_each(plan, nodes, progress=progress)) as outcomes:
+        for node, outcome in outcomes:
+            if isinstance(outcome, PythonEnvError):
+                raise outcome
+            done[node] = outcome
     return {node: done[node] for node in nodes}
 
 
-class _NodeBuilder:
-    """The actor of one node."""
-
-    def build(self, plan: PythonPlan, node: str) -> str:
-        return build_here(plan, node=node)
+def build_each(
+    plan: PythonPlan, node_ids: Sequence[str], *, progress: Callable[[str], None] | None = None
+) -> Generator[tuple[str, str | PythonEnvError], None, None]:
+    """As :func:`build_on_nodes`, node by node as they get ready: a node that fails is told by its error, and the others go on."""
+    work = NodeWork(
+        where="python.executable",
+        what="Python of the workers",
+        command=plan.command,
+        timeout_s=plan.build_timeout_s + _GRACE_S,
+        rule=f"it must be ready within {plan.build_timeout_s:.0f} s",
+        late_fix="look whether the node is alive (ray status), or raise python.build_timeout_s",
+    )
+    yield from on_nodes(work, build_here, dict.fromkeys(node_ids, (plan,)), progress or logger.info)
 
 
 def build_here(plan: PythonPlan, *, node: str) -> str:
@@ -117,23 +91,3 @@ def build_here(plan: PythonPlan, *, node: str) -> str:
     python = next((index for index, word in enumerate(plan.command) if _PYTHON.fullmatch(os.path.basename(word))), 0)
     check_python(plan.command[python:], node=node, deadline_s=min(COMMAND_CHECK_S, plan.build_timeout_s), environ=os.environ)
     return program
-
-
-def _node_names(ray: Any) -> dict[str, str]:
-    return {
-        entry["NodeID"]: f"{entry['NodeID'][:12]} ({entry['NodeManagerHostname']}, {entry['NodeManagerAddress']})" for entry in ray.nodes()
-    }
-
-
-def _result(ray: Any, reference: Any, node: str, plan: PythonPlan) -> str:
-    try:
-        return str(ray.get(reference))
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, PythonEnvError):
-            raise error.cause from None
-        raise env_error(
-            node, plan.command, rule="it must be set up", got=repr(error.cause), fix="read the traceback in Ray's log of that node"
-        ) from error
-    except ray.exceptions.RayError as error:
-        got = str(error).partition("\n")[0]
-        raise env_error(node, plan.command, rule="the node must live", got=got, fix="take a node that is alive (ray status)") from error

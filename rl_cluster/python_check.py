@@ -30,11 +30,13 @@ def clean_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_UV}
 
 
-def env_error(node: str, command: Sequence[str], *, rule: str, got: str, fix: str, output: str = "") -> PythonEnvError:
-    """The one form of this package's errors about a Python, secrets masked."""
+def env_error(
+    node: str, command: Sequence[str], *, rule: str, got: str, fix: str, output: str = "", where: str = "python.executable"
+) -> PythonEnvError:
+    """The one form of this package's errors about a worker's command line, secrets masked; ``where`` is the key that it comes from."""
     shown = mask_text(shlex.join(command))
     last = f"\nLast lines of its output:\n{output}" if output else ""
-    message = f"python.executable on node {node}: {rule}, got {mask_text(got)} (command: {shown}). Fix: {fix}{last}"
+    message = f"{where} on node {node}: {rule}, got {mask_text(got)} (command: {shown}). Fix: {fix}{last}"
     return PythonEnvError(message, node=node, command=shown, output=output)
 
 

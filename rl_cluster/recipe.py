@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
@@ -67,7 +68,13 @@ class Recipe:
 
 
 @contextlib.contextmanager
-def build_recipe(config: object, *, ray_session: RaySession | None = None, on_progress: Progress | None = None) -> Iterator[Recipe]:
+def build_recipe(
+    config: object,
+    *,
+    ray_session: RaySession | None = None,
+    nsight_dir: str | os.PathLike[str] | None = None,
+    on_progress: Progress | None = None,
+) -> Iterator[Recipe]:
     """Everything that a recipe declares: planned together, placed all or nothing, its workers brought up; given back on every way out.
 
     Where this process is not connected to Ray, the one that the recipe's ``ray`` node means is opened, and given back at the end.
@@ -75,6 +82,7 @@ def build_recipe(config: object, *, ray_session: RaySession | None = None, on_pr
     Args:
         config: The whole config of a recipe, or a :class:`RecipeSpec`.
         ray_session: What ``open_recipe_ray`` yielded, where the caller opened Ray.
+        nsight_dir: Folder of the profiles on the workers' nodes; default: a new one below ``nsight`` in the current folder.
         on_progress: Gets a line of text for each step.
 
     Yields:
@@ -117,6 +125,9 @@ def build_recipe(config: object, *, ray_session: RaySession | None = None, on_pr
                     numa=None if role.numa is None else numa_on(role.numa, ray_session),
                     python=role.python,
                     env=role.env,
+                    nsight=role.worker.nsight,
+                    nsight_workers=role.worker.nsight_workers,
+                    nsight_dir=nsight_dir,
                     start_timeout_s=role.worker.start_timeout_s,
                 )
             )

@@ -60,7 +60,7 @@ def run(
         state.recipe = recipe = _recipe(spec, overrides)
         if spec.mode == "plan":
             return _plan(recipe, spec, state, screen, overrides)
-        return _up(recipe, spec, state, screen, interrupts, overrides, modules_in or os.curdir)
+        return _up(recipe, spec, state, screen, interrupts, overrides, modules_in or os.curdir, files)
 
     conclusion = Conclusion(
         write=lambda error: _write(files, state, spec, error),
@@ -125,6 +125,7 @@ def _up(
     interrupts: Interrupts,
     overrides: Sequence[str],
     modules_in: str | os.PathLike[str],
+    files: RunFiles,
 ) -> int:
     from rl_cluster.recipe import build_recipe, check_recipe, open_recipe_ray
 
@@ -138,13 +139,15 @@ def _up(
         state.connected(ray_session)
         state.mark("ray")
         try:
-            built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=screen.tell))
+            built = held.enter_context(build_recipe(recipe, ray_session=ray_session, nsight_dir=files.profiles, on_progress=screen.tell))
         except ResourceInsufficientError as error:
             raise with_rehearsal(error, overrides, kind=planned_on(ray_session.kind, asked=spec.ray.kind)) from error
         held.callback(interrupts.ending)
         state.plan = built.plan
         state.simulated = any(layout.simulated for layout in built.plan.layouts.values())
         state.records = {name: group.records for name, group in built.groups.items()}
+        for name, group in built.groups.items():
+            state.came_up(name, group, screen)
         state.mark("workers")
         for name, group in built.groups.items():
             worker = recipe.roles[name].worker
@@ -166,6 +169,7 @@ def _up(
         screen.part("checks", render_checks(state.checks), simulated=state.simulated)
         if spec.hold:
             hold_until_interrupted(list(dict.fromkeys(built.clusters.values())), list(built.groups.values()), screen, interrupts)
+        state.end_profiled(screen)
     state.mark("given_back")
     return EXIT_OK if all(check.ok for check in state.checks) else EXIT_CHECK_FAILED
 
@@ -222,6 +226,7 @@ def _write(files: RunFiles, state: _State, spec: RunSpec, error: BaseException |
         started=state.started,
         timings_s=state.timings,
         warnings=[*(f"{name}: {text}" for name, layout in layouts.items() for text in layout.warnings), *state.warnings],
+        profiles=state.profiles,
         error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
     )
     write_report(files.report, report)

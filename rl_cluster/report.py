@@ -18,6 +18,7 @@ from attrs import asdict, has
 
 from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.layout import Layout
+from rl_cluster.nsight import ProfileRecord
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report_schema import SCHEMA_VERSION, validate_report
 from rl_cluster.schema import RunSpec
@@ -59,6 +60,7 @@ def build_report(
     finished: datetime.datetime | None = None,
     timings_s: Mapping[str, float] | None = None,
     warnings: Sequence[str] = (),
+    profiles: Mapping[str, Sequence[ProfileRecord]] | None = None,
     error: BaseException | str | None = None,
 ) -> dict[str, Any]:
     """Collects a run into plain values that JSON can hold.
@@ -79,6 +81,7 @@ def build_report(
         finished: End of the run, with a time zone; default: now.
         timings_s: Seconds by the name of the step.
         warnings: Sentences for a person; the layout's are added.
+        profiles: Of profiled workers, by the name of their group.
         error: What ended the run, if anything did.
 
     Returns:
@@ -101,6 +104,7 @@ def build_report(
         "layouts": {name: _layout(each) for name, each in (layouts or {}).items()},
         "workers": _workers(groups or {}, results or {}),
         "checks": [{"name": check.name, "ok": check.ok, "detail": check.detail} for check in checks],
+        "profiles": [{"group": group, **json_safe(each)} for group, records in (profiles or {}).items() for each in records],
         "timings_s": {name: round(float(seconds), 6) for name, seconds in (timings_s or {}).items()},
         "warnings": all_warnings,
         "ok": error is None and all(check.ok for check in checks) and (mode == "plan" or bool(checks)),

@@ -54,6 +54,16 @@ WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "python": (str,),
     "binding": MAP_OR_NONE,
 }
+PROFILE_FIELDS: dict[str, tuple[type, ...]] = {
+    "group": (str,),
+    "rank": (int,),
+    "name": (str,),
+    "node_id": (str,),
+    "address": (str,),
+    "output": (str,),
+    "files": (list,),
+    "problem": TEXT_OR_NONE,
+}
 CHECK_FIELDS: dict[str, tuple[type, ...]] = {"name": (str,), "ok": (bool,), "detail": (str,)}
 ERROR_FIELDS: dict[str, tuple[type, ...]] = {"type": (str,), "message": (str,)}
 
@@ -78,8 +88,8 @@ def validate_report(report: Mapping[str, Any]) -> list[str]:
         if not _is_utc(report[name]):
             problems.append(f"report.{name}: must be an ISO 8601 time in UTC, got {report[name]!r}")
     problems += _problems("report.ray", report["ray"], RAY_FIELDS)
-    for name, fields in (("workers", WORKER_FIELDS), ("checks", CHECK_FIELDS)):
-        for index, item in enumerate(report[name]):
+    for name, fields in (("workers", WORKER_FIELDS), ("checks", CHECK_FIELDS), ("profiles", PROFILE_FIELDS)):
+        for index, item in enumerate(report.get(name, ())):  # profiles came later
             problems += _problems(f"report.{name}[{index}]", item, fields)
     for index, worker in enumerate(report["workers"]):
         if isinstance(worker, Mapping) and "result" not in worker:

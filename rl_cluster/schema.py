@@ -17,6 +17,7 @@ from attrs import define, field, setters
 from rl_cluster import rules
 from rl_cluster.errors import ConfigError
 from rl_cluster.label_rules import LABEL_KEY, LABEL_VALUE
+from rl_cluster.process_rules import is_executable, is_nsight, names_one
 from rl_cluster.rules import (
     AtLeast,
     AtMost,
@@ -41,7 +42,6 @@ MEMPOLICIES = ("bind", "preferred", "interleave")
 NUMA_SOURCES = ("auto", "affinity_file", "sysfs", "nvml", "nvidia_smi")
 CPU_WORKERS = ("none", "spread")
 USE_HEAD = ("auto", "always", "never")
-EXECUTABLES = ("SYSTEM", "BASE", "VLLM")
 RAY_KINDS = ("auto", "local", "simulated")
 MODES = ("up", "plan")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -259,19 +259,11 @@ class NumaSpec(_Spec):
     cpu_workers: str = field(default="none", metadata=keeps(OneOf(CPU_WORKERS)))  # workers without a GPU
 
 
-def _is_executable(value: str) -> None:
-    """A lone word in capitals that resembles one of ours is a slip, not a command line."""
-    _NOT_EMPTY(value)
-    near = rules.near_word(value, EXECUTABLES)
-    if value not in EXECUTABLES and near and value.isalpha() and (value.isupper() or value.lower() == near.lower()):
-        raise RuleBroken(f"must be {', '.join(EXECUTABLES)} or a command line", value, fix=f"write {near}")
-
-
 @define(kw_only=True, on_setattr=setters.frozen)
 class PythonSpec(_Spec):
     """Which Python runs in the workers."""
 
-    executable: str = field(default="SYSTEM", metadata=keeps(_is_executable))  # SYSTEM | BASE | VLLM, or any command line
+    executable: str = field(default="SYSTEM", metadata=keeps(_NOT_EMPTY, is_executable))  # SYSTEM | BASE | VLLM, or any command line
     project_dir: str | None = field(default=None, metadata=keeps(_NOT_EMPTY))  # the uv project of BASE and VLLM
     venv_dir: str | None = field(  # where environments are built; default: $NEMO_RL_VENV_DIR, then a cache folder of the user
         default=None, metadata=keeps(_NOT_EMPTY)
@@ -322,6 +314,10 @@ class WorkerSpec(_Spec):
     )
     name: str = field(default="worker", metadata=keeps(_NOT_EMPTY))  # prefix of the workers' names
     start_timeout_s: float = field(default=300.0, metadata=keeps(*_SECONDS))  # seconds
+    nsight: Any = field(default=None, metadata=keeps(is_nsight))  # default, or options of nsys profile, which then runs the workers
+    nsight_workers: list[str] = field(  # patterns of the workers' names, <name>-<logical node>-<bundle>: which are profiled
+        factory=lambda: ["*"], metadata=keeps(names_one, EachItem(_NOT_EMPTY))
+    )
 
 
 def _forwards_no_rank(pattern: str) -> None:

@@ -102,6 +102,12 @@ class Boot:
         user_init = next(vars(kind)["__init__"] for kind in type(self).__mro__ if "__init__" in vars(kind) and not issubclass(kind, Boot))
         user_init(self, *args, **kwargs)
 
+    def _rl_cluster_processes(self) -> list[tuple[int, int]]:
+        """This process and those in front of it, such as a profiler."""
+        from rl_cluster.nsight import processes_up_to_ray
+
+        return processes_up_to_ray(os.getpid())
+
     def _rl_cluster_rendezvous(self) -> tuple[dict[str, str], int | None]:
         """The rank variables as this process has them now, and the port that it has leased."""
         return {name: os.environ.get(name, "") for name in RANK_NAMES}, None if _lease is None else _lease.port

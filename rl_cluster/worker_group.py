@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import attrs
 import ray
-from attrs import frozen
 from ray._private import state as ray_state
 from ray.actor import ActorHandle
 
 from rl_cluster import worker_setup
-from rl_cluster.actors import ActorRecipe, Seat, made_by, merge_options, start_maker
-from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole
+from rl_cluster.actors import ActorRecipe, RayWorkerBuilder, Seat, made_by, merge_options, start_maker
+from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole, own_arguments
 from rl_cluster.bring_up import Progress, bring_up, cause_text, end, let_go
 from rl_cluster.bundle_choice import bundle_share, choose_bundles
 from rl_cluster.errors import BindingError, ConfigError, RlClusterError, WorkerError, WorkerLostError
-from rl_cluster.numa.callback import Binding
+from rl_cluster.nsight import NodeNsys, ProfileRecord
 from rl_cluster.plan import PlacedBundle
+from rl_cluster.profiles import END_AFTER_ERROR_S, END_S, Asked, Profiles, ask_for_profiles
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.target_import import import_target
 from rl_cluster.virtual_cluster import RayVirtualCluster
 
 PerWorker = Sequence[Mapping[str, Any]] | Callable[[WorkerRecord], Mapping[str, Any]]
+__all__ = ["PerWorker", "RayWorkerBuilder", "RayWorkerGroup"]
+
 CHECK_EVERY_S = 2.0
-
-
-@frozen
-class RayWorkerBuilder:
-    """A class and the arguments of its ``__init__``, as NeMo-RL's recipes hand them over."""
-
-    ray_actor_class_fqn: str | type
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    def __init__(self, ray_actor_class_fqn: str | type, /, *args: Any, **kwargs: Any) -> None:
-        self.__attrs_init__(ray_actor_class_fqn, args, kwargs)  # type: ignore[attr-defined]
 
 
 class RayWorkerGroup:
@@ -63,6 +53,10 @@ class RayWorkerGroup:
         numa: What each worker binds itself to; None leaves it alone.
         python: Which Python runs in the workers.
         options: More options of the Ray actors (``max_concurrency``, ``concurrency_groups``, ...).
+        nsight: ``default`` or options of ``nsys profile``, which the workers then run under; Ray's own ``runtime_env={"nsight": ...}`` in
+            ``options`` means the same.
+        nsight_workers: Patterns of the names (``<name_prefix>-<logical node>-<bundle>``) of those that do.
+        nsight_dir: Folder of the profiles on the workers' nodes; default: a new one below ``nsight`` in the current folder.
         start_timeout_s: For the whole start.
         on_progress: Gets (workers up, workers in all).
 
@@ -87,6 +81,9 @@ class RayWorkerGroup:
         numa: NumaSpec | None = None,
         python: PythonSpec | None = None,
         options: Mapping[str, Any] | None = None,
+        nsight: Any = None,
+        nsight_workers: Sequence[str] = ("*",),
+        nsight_dir: str | os.PathLike[str] | None = None,
         start_timeout_s: float = 300.0,
         on_progress: Progress | None = None,
     ) -> None:
@@ -94,6 +91,7 @@ class RayWorkerGroup:
         self._actors: tuple[ActorHandle, ...] = ()
         self._bundles: list[PlacedBundle] = []
         self._maker: ActorHandle | None = None
+        self._profiles: Profiles | None = None
         self._ended = False
         _check_arguments(cluster, name_prefix, args, kwargs, options, start_timeout_s)
         if isinstance(remote_worker_builder, RayWorkerBuilder):
@@ -101,9 +99,11 @@ class RayWorkerGroup:
             remote_worker_builder = remote_worker_builder.ray_actor_class_fqn
         bundles = choose_bundles(cluster, workers_per_node, bundle_indices_list)
         check_per_worker("per_worker_kwargs", per_worker_kwargs, len(bundles))
+        names = [f"{name_prefix}-{bundle.node_idx}-{bundle.bundle_idx}" for bundle in bundles]
+        options, asked, nsight_seen = ask_for_profiles(remote_worker_builder, options or {}, nsight, nsight_workers, nsight_dir, names)
 
         def init_arguments(record: WorkerRecord) -> tuple[Sequence[Any], Mapping[str, Any]]:
-            return args, {**(kwargs or {}), **_own("per_worker_kwargs", per_worker_kwargs, record)}
+            return args, {**(kwargs or {}), **own_arguments("per_worker_kwargs", per_worker_kwargs, record)}
 
         cluster.claim(bundles)
         self._bundles = bundles
@@ -111,19 +111,17 @@ class RayWorkerGroup:
             share = bundle_share(cluster)
             environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
             self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
-            common, own_binders = _binders(numa, cluster, bundles)
-            recipe = ActorRecipe(remote_worker_builder, environment.late, common)
+            ready = asked.profilers(dict(zip(names, (bundle.node_id for bundle in bundles), strict=True))) if asked else {}
+            common, own_binders = worker_setup.choose_binders(numa, cluster, bundles)
+            recipe = ActorRecipe(remote_worker_builder, environment.late, common, nsight_seen)
             seats = []
-            for bundle, binder in zip(bundles, own_binders, strict=True):
+            for name, bundle, binder in zip(names, bundles, own_binders, strict=True):
                 group, index = cluster.bundle_address(bundle)
                 python_here = pythons[bundle.node_id]
                 runtime_env = python_here.runtime_env(environment)
-                mine = merge_options(share, options or {}, {"runtime_env": runtime_env} if runtime_env else {})
-                seats.append(
-                    Seat(
-                        bundle, group, index, f"{name_prefix}-{bundle.node_idx}-{bundle.bundle_idx}", mine, binder, python_here.variables()
-                    )
-                )
+                mine = merge_options(share, options, {"runtime_env": runtime_env} if runtime_env else {})
+                profiler = asked.profiler(name, ready.get(bundle.node_id)) if asked else None
+                seats.append(Seat(bundle, group, index, name, mine, binder, python_here.variables(), profiler))
             up = bring_up(
                 self._creator(recipe, seats),
                 seats,
@@ -136,10 +134,12 @@ class RayWorkerGroup:
             )
             self._actors, self.records = up.actors, up.records
             self.master_address, self.master_port = up.master_address, up.master_port
+            if asked is not None:
+                self._profiles = self._profiled(asked, ready)
             if numa is not None and numa.strict:
                 self._check_bound()
         except BaseException:
-            self.shutdown()
+            self.shutdown(profile_timeout_s=END_AFTER_ERROR_S)
             raise
 
     def _creator(self, recipe: ActorRecipe, seats: Sequence[Seat]) -> Callable[[], list[ActorHandle]]:
@@ -152,6 +152,11 @@ class RayWorkerGroup:
             self._maker = maker = start_maker(recipe, seats[0])
             return lambda: made_by(maker, recipe, seats)
         return lambda: recipe.create(seats)
+
+    def _profiled(self, asked: Asked, ready: Mapping[str, NodeNsys]) -> Profiles:
+        ranks = [record.rank for record in self.records if record.name in asked.outputs]
+        found = self._wait({self._call(rank, "_rl_cluster_processes", (), {}): rank for rank in ranks}, "_rl_cluster_processes", None)
+        return Profiles(asked, ready, [(self.records[rank], self._actors[rank], answer) for rank, answer in zip(ranks, found, strict=True)])
 
     # --- what it is ---
 
@@ -170,6 +175,11 @@ class RayWorkerGroup:
         """One dict per rank: node_idx, local_rank, global_rank, bundle_idx, node_id, address, gpu_ids, pid, name."""
         names = ("node_idx", "local_rank", "bundle_idx", "node_rank", "node_id", "address", "gpu_ids", "pid", "name")
         return [{"global_rank": record.rank, **{name: getattr(record, name) for name in names}} for record in self.records]
+
+    @property
+    def profiles(self) -> tuple[ProfileRecord, ...]:
+        """The profiled workers; what nsys wrote of each is known when it has ended."""
+        return self._profiles.records if self._profiles else ()
 
     # --- calls ---
 
@@ -198,7 +208,7 @@ class RayWorkerGroup:
         check_per_worker("per_worker", per_worker, self.world_size)
         refs: list[Any] = []
         for record in self.records:
-            refs.append(self._call(record.rank, method, args, {**kwargs, **_own("per_worker", per_worker, record)}))
+            refs.append(self._call(record.rank, method, args, {**kwargs, **own_arguments("per_worker", per_worker, record)}))
         return self._wait({ref: rank for rank, ref in enumerate(refs)}, method, timeout_s)
 
     def run_rank(self, rank: int, method: str, /, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
@@ -335,37 +345,45 @@ class RayWorkerGroup:
 
     # --- the end ---
 
-    def shutdown(self, *, cleanup_method: str | None = None, timeout_s: float = 30.0) -> bool:
+    def end_profiled(self, *, timeout_s: float = END_S) -> tuple[ProfileRecord, ...]:
+        """End the profiled workers in order, before all others, and wait until nsys has written; :meth:`shutdown` does it, too.
+
+        Args:
+            timeout_s: For both together, seconds; a worker that is still busy after half of it is ended hard.
+
+        Returns:
+            What was written of each, and why not where it was not.
+        """
+        if self._profiles:
+            self._profiles.end(timeout_s)
+        return self.profiles
+
+    def shutdown(self, *, cleanup_method: str | None = None, timeout_s: float = 30.0, profile_timeout_s: float = END_S) -> bool:
         """End all workers. Idempotent.
 
         Args:
             cleanup_method: Called on every worker first (what it raises is not in the way of the end).
             timeout_s: How long the cleanup may take, seconds.
+            profile_timeout_s: As in :meth:`end_profiled`.
         """
         actors, self._actors, self._ended = self._actors, (), True
-        if cleanup_method is not None and ray.is_initialized() and actors:
-            with contextlib.suppress(Exception):
-                ray.wait([getattr(actor, cleanup_method).remote() for actor in actors], num_returns=len(actors), timeout=timeout_s)
-        end(actors if self._maker is None else [*actors, self._maker])
-        self._maker = None
-        bundles, self._bundles = self._bundles, []
-        self.cluster.unclaim(bundles)
+        try:
+            if cleanup_method is not None and ray.is_initialized() and actors:
+                with contextlib.suppress(Exception):
+                    ray.wait([getattr(actor, cleanup_method).remote() for actor in actors], num_returns=len(actors), timeout=timeout_s)
+            self.end_profiled(timeout_s=profile_timeout_s)
+        finally:
+            end(actors if self._maker is None else [*actors, self._maker])
+            self._maker = None
+            bundles, self._bundles = self._bundles, []
+            self.cluster.unclaim(bundles)
         return True
 
     def __enter__(self) -> RayWorkerGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.shutdown()
-
-
-def _own(where: str, per_worker: PerWorker | None, record: WorkerRecord) -> Mapping[str, Any]:
-    """The keyword arguments of one worker."""
-    if not callable(per_worker):
-        return per_worker[record.rank] if per_worker else {}
-    own = per_worker(record)
-    check_names(f"{where}(record of rank {record.rank})", own)
-    return own
+        self.shutdown(profile_timeout_s=END_S if error is None else END_AFTER_ERROR_S)
 
 
 def _check_arguments(cluster: object, name_prefix: object, args: object, kwargs: object, options: object, start_timeout_s: object) -> None:
@@ -376,22 +394,3 @@ def _check_arguments(cluster: object, name_prefix: object, args: object, kwargs:
     check_names("kwargs", {} if kwargs is None else kwargs)
     check_names("options", {} if options is None else options)
     check_seconds("start_timeout_s", start_timeout_s)
-
-
-def _binders(
-    numa: NumaSpec | None, cluster: RayVirtualCluster, bundles: Sequence[PlacedBundle]
-) -> tuple[Binding | None, list[Binding | None]]:
-    """One binder for all, which acts before the user's module is imported; or one for each, where they must differ."""
-    none: list[Binding | None] = [None] * len(bundles)
-    if numa is None or not numa.enabled:
-        return None, none
-    lenient = attrs.evolve(numa, strict=False)  # a worker reports; whether that is an error is said by the driver, who knows ranks
-    if cluster.use_gpus or numa.cpu_workers == "none":
-        return Binding(lenient), none
-    on_machine: dict[str, int] = {}
-    own: list[Binding | None] = []
-    for bundle in bundles:
-        index = on_machine.get(bundle.node_id, 0)
-        on_machine[bundle.node_id] = index + 1
-        own.append(Binding(lenient, cpu_worker_index=index))
-    return None, own

@@ -1,4 +1,4 @@
-"""What the processes of a worker group are given: environment variables by the moment they must be there, and an interpreter."""
+"""What the processes of a worker group are given: environment variables by the moment they must be there, an interpreter, a binding."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 from attrs import Factory, frozen
 
-from rl_cluster.schema import EnvSpec, PythonSpec
+from rl_cluster.layout import PlacedBundle
+from rl_cluster.numa.callback import Binding
+from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.session import started_here
+from rl_cluster.virtual_cluster import RayVirtualCluster
 from rl_cluster.worker_env import forwarded_env, omp_threads, split_early
 
 
@@ -71,3 +75,22 @@ def set_up_python(spec: PythonSpec, node_ids: Sequence[str]) -> dict[str, NodePy
 
     pythons = build_on_nodes(plan, nodes)
     return {node: NodePython(str(pythons[node]) if plan.needs_build else None, plan.runtime_env(str(pythons[node]))) for node in nodes}
+
+
+def choose_binders(
+    numa: NumaSpec | None, cluster: RayVirtualCluster, bundles: Sequence[PlacedBundle]
+) -> tuple[Binding | None, list[Binding | None]]:
+    """One binder for all, which acts before the user's module is imported; or one for each, where they must differ."""
+    none: list[Binding | None] = [None] * len(bundles)
+    if numa is None or not numa.enabled:
+        return None, none
+    lenient = attrs.evolve(numa, strict=False)  # a worker reports; whether that is an error is said by the driver, who knows ranks
+    if cluster.use_gpus or numa.cpu_workers == "none":
+        return Binding(lenient), none
+    on_machine: dict[str, int] = {}
+    own: list[Binding | None] = []
+    for bundle in bundles:
+        index = on_machine.get(bundle.node_id, 0)
+        on_machine[bundle.node_id] = index + 1
+        own.append(Binding(lenient, cpu_worker_index=index))
+    return None, own

@@ -18,7 +18,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
-    "ground": {"errors", "label_rules", "rules", "schema", "interrupts", "_reaper"},
+    "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_reaper"},
     "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
         *("numa.place", "numa.system", "numa.threads", "numa.topo", "numa_utils"),
     },
     "process": {
-        *("ports", "records", "worker_env"),
+        *("node_work", "nsight", "ports", "records", "worker_env"),
         *("python_build", "python_check", "python_env", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
     },
     "views": {
@@ -40,7 +40,17 @@ LAYERS: dict[str, set[str]] = {
     "recipes": {"recipe_plan"},
     "ray": {"ray_home", "reach", "session", "simulate", "simulate_shared"},
     "cluster": {"placement", "port_keeper", "virtual_cluster"},
-    "workers": {"actors", "bring_up", "bundle_choice", "target_check", "target_import", "worker_boot", "worker_group", "worker_setup"},
+    "workers": {
+        "actors",
+        "bring_up",
+        "bundle_choice",
+        "profiles",
+        "target_check",
+        "target_import",
+        "worker_boot",
+        "worker_group",
+        "worker_setup",
+    },
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
         *("app", "check_cli", "check_worker", "conclusion", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe"),
@@ -55,6 +65,7 @@ IMPORT_RAY = {
     "builders",
     "placement",
     "port_keeper",
+    "profiles",
     "recipe",
     "session",
     "target_import",

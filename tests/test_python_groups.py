@@ -123,7 +123,7 @@ def test_a_python_that_can_not_be_made_creates_no_worker_and_leaves_no_build(gro
     from ray._private.state import actors  # the public ray.util.state needs the dashboard
 
     def workers() -> int:
-        return sum(actor["ActorClassName"] not in ("_NodeBuilder", "ActorMaker") for actor in actors().values())
+        return sum(actor["ActorClassName"] not in ("_NodeHand", "ActorMaker") for actor in actors().values())
 
     before = workers()
     with pytest.raises(PythonEnvError, match="the project must define the extra wurst"):
