@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.schema import ClusterSpec, NumaSpec, RaySpec
+from rl_cluster.schema import ClusterSpec, NumaSpec, PythonSpec, RaySpec
 from rl_cluster.session import open_ray
 
 GPUS = 8
@@ -44,25 +44,32 @@ class Worker:
         return os.getpid()
 
 
-def ours(nodes: int, affinity_file: str | None) -> Callable[[], tuple[float, set[int]]]:
+def ours(
+    nodes: int, affinity_file: str | None, worker: type = Worker, python: PythonSpec | None = None
+) -> Callable[[], tuple[float, set[int]]]:
+    """A worker group of ours."""
     spec = ClusterSpec(num_nodes=nodes, gpus_per_node=GPUS, strategy="SPREAD")
     numa = NumaSpec(affinity_file=affinity_file)
 
     def once() -> tuple[float, set[int]]:
         began = time.perf_counter()
-        with build_cluster(spec) as cluster, build_worker_group(cluster, Worker, numa=numa) as group:
+        with build_cluster(spec) as cluster, build_worker_group(cluster, worker, numa=numa, python=python) as group:
             pids = set(group.run_all("pid"))
             return time.perf_counter() - began, pids
 
     return once
 
 
-def bare(nodes: int, *, own_env: bool) -> Callable[[], tuple[float, set[int]]]:
+def bare(
+    nodes: int, worker: type = Worker, runtime_env: Callable[[int], dict[str, object]] | None = None
+) -> Callable[[], tuple[float, set[int]]]:
+    """Actors of Ray on one placement group of Ray; each may have a runtime_env of its own."""
+
     def once() -> tuple[float, set[int]]:
         began = time.perf_counter()
         group = placement_group([{"CPU": 1, "GPU": 1}] * (nodes * GPUS), strategy="PACK")
         ray.get(group.ready())
-        actor = ray.remote(Worker)
+        actor = ray.remote(worker)
         workers = []
         for rank in range(nodes * GPUS):
             options: dict[str, object] = {
@@ -70,13 +77,13 @@ def bare(nodes: int, *, own_env: bool) -> Callable[[], tuple[float, set[int]]]:
                 "num_gpus": 1,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank),
             }
-            if own_env:
-                options["runtime_env"] = {"env_vars": {"RANK": str(rank)}}
+            if runtime_env is not None:
+                options["runtime_env"] = runtime_env(rank)
             workers.append(actor.options(**options).remote())
-        pids = set(ray.get([worker.pid.remote() for worker in workers]))
+        pids = set(ray.get([handle.pid.remote() for handle in workers]))
         took = time.perf_counter() - began
-        for worker in workers:
-            ray.kill(worker)
+        for handle in workers:
+            ray.kill(handle)
         remove_placement_group(group)
         return took, pids
 
@@ -125,7 +132,11 @@ def measure(nodes: int, pairs: int) -> dict[str, object]:
     seconds: dict[str, list[float]] = {"ours": [], "bare": [], "bare_env": []}
     processes: dict[str, list[int]] = {"ours": [], "bare": [], "bare_env": []}
     with open_ray(RaySpec(kind="simulated"), simulated=inventory) as session:
-        ways = {"ours": ours(nodes, session.affinity_file), "bare": bare(nodes, own_env=False), "bare_env": bare(nodes, own_env=True)}
+        ways = {
+            "ours": ours(nodes, session.affinity_file),
+            "bare": bare(nodes),
+            "bare_env": bare(nodes, runtime_env=lambda rank: {"env_vars": {"RANK": str(rank)}}),
+        }
         cpus = ray.cluster_resources()["CPU"]
         ways["bare"]()  # the first use of a fresh Ray is slower for whoever comes first
         settle(cpus)

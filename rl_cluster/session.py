@@ -22,6 +22,7 @@ from rl_cluster import reach
 from rl_cluster.errors import ClusterUnreachableError, ConfigError, RlClusterError
 from rl_cluster.inventory import Inventory, PhysicalNode, snapshot_inventory
 from rl_cluster.ray_home import ray_home
+from rl_cluster.ray_start import quick_worker_starts
 from rl_cluster.schema import RaySpec
 from rl_cluster.simulate import OWNER_LABEL, SIMULATED_LABEL, SimulatedCluster, simulated_cluster
 from rl_cluster.simulate_shared import SharedSimulation, shared_simulation
@@ -91,15 +92,16 @@ def _connect(address: str, **options: Any) -> None:
 @contextlib.contextmanager
 def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -> Iterator[RaySession]:
     with ray_home() as home, _given_back():
-        _connect(
-            "local",
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            resources={reach.visible_devices_tag(): 1},
-            labels={OWNER_LABEL: str(os.getpid())},
-            log_to_driver=log_to_driver,
-            _temp_dir=str(home),
-        )
+        with quick_worker_starts():
+            _connect(
+                "local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                resources={reach.visible_devices_tag(): 1},
+                labels={OWNER_LABEL: str(os.getpid())},
+                log_to_driver=log_to_driver,
+                _temp_dir=str(home),
+            )
         yield RaySession(address=_note_started(), kind="local")
 
 
@@ -268,12 +270,13 @@ def init_ray(log_dir: str | None = None) -> None:
         logger.info("Connected to the Ray cluster at %s: %s", address, ray.cluster_resources())
         return
     tag = reach.visible_devices_tag()
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        resources={tag: 1},
-        log_to_driver=True,
-        _temp_dir=os.path.abspath(log_dir) if log_dir else None,
-    )
+    with quick_worker_starts():
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            resources={tag: 1},
+            log_to_driver=True,
+            _temp_dir=os.path.abspath(log_dir) if log_dir else None,
+        )
     _STARTED_HERE.add(connected_address())
     logger.info("Started a local Ray with tag %s: %s", tag, ray.cluster_resources())

@@ -18,6 +18,7 @@ from rl_cluster.errors import RlClusterError
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.numa.affinity_file import write_affinity_file
 from rl_cluster.ray_home import ray_home
+from rl_cluster.ray_start import quick_worker_starts, real_devices_hidden, unannounced
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, .
                 arguments["node_ip_address"] = f"127.0.{high}.{low + 1}"  # 127.0.0.2, 127.0.0.3, ...
             else:
                 arguments["include_dashboard"] = False
-            with _unannounced(), _real_devices_hidden():
+            with unannounced(), real_devices_hidden(), quick_worker_starts():
                 node_ids.append(cluster.add_node(wait=number == 0, **arguments).node_id)
         cluster.wait_for_nodes(timeout=60 + 5 * len(inventory.nodes))
         yield cluster.address, tuple(node_ids)
@@ -103,29 +104,3 @@ def _node_arguments(node: PhysicalNode, home: Path) -> dict[str, object]:
         "object_store_memory": OBJECT_STORE_BYTES,
         "temp_dir": str(home),
     }
-
-
-@contextlib.contextmanager
-def _unannounced() -> Iterator[None]:
-    """Keep Ray from writing our address where ``ray.init("auto")`` of anybody on this machine looks: a simulation is not for others."""
-    from ray._private import utils
-
-    announce = utils.write_ray_address
-    utils.write_ray_address = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        utils.write_ray_address = announce
-
-
-@contextlib.contextmanager
-def _real_devices_hidden() -> Iterator[None]:
-    """A choice among real devices (``CUDA_VISIBLE_DEVICES=3``) is not about made-up ones; Ray would hold it against num_gpus."""
-    from ray._private.accelerators import get_all_accelerator_managers
-
-    names = {manager.get_visible_accelerator_ids_env_var() for manager in get_all_accelerator_managers()}
-    chosen = {name: os.environ.pop(name) for name in names if name and name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(chosen)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private import ray_constants
 from ray_states import living_actors, processes_that_name, runs, within
 from ray_users import Async, Fails, Given, Group, Grouped, Opinionated, OwnActor, Seen, Streams, Threaded
 
+from rl_cluster import _setup_worker
 from rl_cluster.builders import build_binding, build_bindings, build_cluster, build_placement_groups, build_worker_group
 from rl_cluster.errors import BindingError, ConfigError, WorkerError, WorkerLostError, WorkerStartError
 from rl_cluster.session import RaySession
@@ -103,6 +105,13 @@ def test_runtime_env_of_the_user_is_kept() -> None:
     options = {"runtime_env": {"env_vars": {"MINE": "1", "LC_BOTH": "theirs"}}}
     with build_cluster(ONE) as cluster, build_worker_group(cluster, Seen, options=options, env={"set": {"LC_BOTH": "env.set"}}) as group:
         assert [group.run_rank(0, "env", name) for name in ("MINE", "LC_BOTH")] == ["1", "env.set"]
+
+
+def test_our_raylets_start_workers_by_the_quick_way(simulated: RaySession) -> None:
+    """On a Ray of ours a runtime_env does not cost another import of Ray; a Ray that this process starts otherwise has Ray's own way."""
+    ours = set(processes_that_name(f"--gcs-address={simulated.address}"))
+    assert len(ours & set(processes_that_name(_setup_worker.__file__))) == len(ray.nodes())
+    assert ray_constants.SETUP_WORKER_FILENAME == "setup_worker.py"
 
 
 # --- environment and binding ---
