@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rl_cluster.builders import build_runtime_env as build_runtime_env
     from rl_cluster.builders import build_worker_group as build_worker_group
     from rl_cluster.builders import open_ray as open_ray
+    from rl_cluster.builders import prefetch_python as prefetch_python
     from rl_cluster.config import from_config as from_config
     from rl_cluster.config import load_cluster as load_cluster
     from rl_cluster.config import load_numa as load_numa
@@ -47,6 +48,7 @@ _HOMES = {
     "load_ray": "config",
     "load_recipe": "recipe_file",
     "open_ray": "builders",
+    "prefetch_python": "builders",
     "recipe_from_config": "recipe_spec",
     "run_recipe": "recipe_run",
 }

@@ -6,6 +6,7 @@ What holds something (clusters, worker groups, a Ray that was started) is a cont
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from rl_cluster.config import from_config, full_key
 from rl_cluster.errors import ConfigError
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placement import Progress, place_all
+from rl_cluster.python_prefetch import Prefetched, plans_to_prefetch, prefetch, requests_on
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec
 from rl_cluster.session import RaySession
 from rl_cluster.simulated_inventory import simulated_inventory_for_all
@@ -36,7 +38,10 @@ __all__ = [
     "build_worker_group",
     "numa_on",
     "open_ray",
+    "prefetch_python",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -165,6 +170,33 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
             "Fix: set python.venv_dir to a folder that every node has"
         )
     return found[0].runtime_env(environment)
+
+
+def prefetch_python(python: object, cluster: object, *, on_progress: Progress | None = None) -> list[Prefetched]:
+    """Build the environment of a Python on every node of the connected Ray that could ever hold a bundle of a cluster; place nothing.
+
+    Args:
+        python: A ``python`` node of a config, or a :class:`PythonSpec`, that is a uv environment.
+        cluster: A ``cluster`` node of a config, or a :class:`ClusterSpec`.
+        on_progress: Gets a line of text for each node, and every few seconds in between.
+
+    Returns:
+        One record per node: ``state`` is ``built``, or ``ready`` where it was there already; ``seconds``, ``folder``.
+
+    Raises:
+        ConfigError: A value breaks a rule, or there is nothing to build.
+        ResourceInsufficientError: No node could hold a bundle.
+        PythonEnvError: It can't be made on a node; all others are done by then.
+    """
+    spec = _spec_of(python, PythonSpec, "python")
+    plans_to_prefetch([("python", spec)])
+    requests = requests_on([(_spec_of(cluster, ClusterSpec, "cluster"), spec)], session.look_around())
+    tell: Progress = on_progress or logger.info
+
+    def told(row: Prefetched) -> None:
+        tell(f"{row.address}: {row.python} {row.state} after {row.seconds:.1f} s, {row.folder or row.error}")
+
+    return prefetch(requests, tell=tell, on_row=told)
 
 
 def build_worker_group(

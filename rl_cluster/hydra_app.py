@@ -155,7 +155,9 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
         _complain(error.problems)
         note.code, note.error = EXIT_CONFIG, error.problems[0]
         return
-    if spec.recipe is not None:
+    if spec.mode == "prefetch":
+        from rl_cluster.prefetch_job import run
+    elif spec.recipe is not None:
         from rl_cluster.recipe_job import run
     else:
         from rl_cluster.job import run

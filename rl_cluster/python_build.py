@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from typing import Any
 
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.node_work import NodeWork, on_nodes
@@ -54,9 +55,23 @@ def build_on_nodes(plan: PythonPlan, node_ids: Sequence[str], *, progress: Calla
 
 
 def build_each(
-    plan: PythonPlan, node_ids: Sequence[str], *, progress: Callable[[str], None] | None = None
-) -> Generator[tuple[str, str | PythonEnvError], None, None]:
-    """As :func:`build_on_nodes`, node by node as they get ready: a node that fails is told by its error, and the others go on."""
+    plan: PythonPlan,
+    node_ids: Sequence[str],
+    *,
+    progress: Callable[[str], None] | None = None,
+    build: Callable[..., Any] | None = None,
+) -> Generator[tuple[str, Any], None, None]:
+    """As :func:`build_on_nodes`, node by node as they get ready: a node that fails is told by its error, and the others go on.
+
+    Args:
+        plan: From :func:`rl_cluster.python_env.resolve_python`.
+        node_ids: Ray's ids of the nodes.
+        progress: Gets a line of text every few seconds; default: the log.
+        build: What each node does; default: :func:`build_here`, whose arguments it gets.
+
+    Yields:
+        Ray's id of a node, with what ``build`` returned there or with the :class:`PythonEnvError`.
+    """
     work = NodeWork(
         where="python.executable",
         what="Python of the workers",
@@ -65,7 +80,7 @@ def build_each(
         rule=f"it must be ready within {plan.build_timeout_s:.0f} s",
         late_fix="look whether the node is alive (ray status), or raise python.build_timeout_s",
     )
-    yield from on_nodes(work, build_here, dict.fromkeys(node_ids, (plan,)), progress or logger.info)
+    yield from on_nodes(work, build or build_here, dict.fromkeys(node_ids, (plan,)), progress or logger.info)
 
 
 def build_here(plan: PythonPlan, *, node: str) -> str:

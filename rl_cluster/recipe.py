@@ -22,6 +22,7 @@ from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overl
 from rl_cluster.recipe_preview import nodes_to_simulate
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, recipe_from_config
 from rl_cluster.records import WorkerRecord
+from rl_cluster.rules import RuleBroken
 from rl_cluster.schema import NumaSpec, RaySpec, WorkerSpec
 from rl_cluster.session import RaySession
 from rl_cluster.target_check import check_target
@@ -154,6 +155,9 @@ def check_recipe(recipe: RecipeSpec) -> None:
 
 
 def _target_problems(role: RoleSpec) -> list[str]:
+    if role.python is not None and role.python.prefetch:
+        fix = "leave it out, or write mode=prefetch, which builds the environments of all roles"
+        return [RuleBroken("must be left out where workers are to run", True, fix=fix).line(f"{role.path}.python.prefetch")]
     if role.worker is None or (role.python is not None and role.python.executable != "SYSTEM"):
         return []
     try:

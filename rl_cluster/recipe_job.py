@@ -57,7 +57,7 @@ def run(
     files, screen, state = RunFiles(folder), Screen(), _State(simulated=spec.ray.kind == "simulated")
 
     def work(interrupts: Interrupts) -> int:
-        state.recipe = recipe = _recipe(spec, overrides)
+        state.recipe = recipe = recipe_of(spec, overrides)
         if spec.mode == "plan":
             return _plan(recipe, spec, state, screen, overrides)
         return _up(recipe, spec, state, screen, interrupts, overrides, modules_in or os.curdir, files)
@@ -69,7 +69,7 @@ def run(
     return conduct(work, files, screen, conclusion, full_error=full_error)
 
 
-def _recipe(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
+def recipe_of(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
     """The recipe of the file; run.py's own choice of a Ray counts, the recipe's does not.
 
     Raises:

@@ -14,7 +14,7 @@ from rl_cluster.recipe_plan import build_recipe_picture, check_overlaps
 from rl_cluster.recipe_preview import plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import OneOf, RuleBroken
-from rl_cluster.schema import MODES
+from rl_cluster.schema import MODES, RaySpec
 from rl_cluster.screen import CLOSED, Screen, ready_streams, say, unshown_error
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ def run_recipe(
 ) -> int:
     """Build what a recipe declares, run a training function on it, give everything back. For the body of a ``@hydra.main`` function.
 
-    With mode ``plan`` the layout is drawn and nothing is created. A problem of the config or of the resources is told in its own lines on
-    standard error; what ``train`` itself raises goes on to the caller, after everything was given back.
+    With mode ``plan`` the layout is drawn and nothing is created; with mode ``prefetch`` the roles' Python environments are built, no more.
+    A problem of the config or of the resources is told in its own lines on standard error; what ``train`` itself raises goes on to the
+    caller, after everything was given back.
 
     Args:
         config: The whole config of the recipe.
         train: Gets the running :class:`Recipe`. It may return an exit code, or False for 4; all else is 0.
-        mode: ``up`` or ``plan``; default: the config's key ``mode``, else ``up``.
+        mode: ``up``, ``plan`` or ``prefetch``; default: the config's key ``mode``, else ``up``.
         inventory: With mode ``plan``: a file that describes the machines; default: the config's key ``inventory``.
         modules_in: Folder where workers look for their modules, beside that of the program itself; default: the current one.
 
@@ -55,10 +56,13 @@ def run_recipe(
                 plan = plan_on(recipe, inventory=inventory)
                 screen.grid(build_recipe_picture(plan))
                 screen.show(planned_line(plan))
-                if screen.unshown is not None or not is_open:
-                    raise unshown_error(screen.unshown or CLOSED)
+                _check_shown(screen, is_open)
                 return EXIT_OK
             check_overlaps(recipe)  # before Ray is imported
+            if mode == "prefetch":
+                _prefetch(recipe, screen, interrupts, modules_in or os.curdir)
+                _check_shown(screen, is_open)
+                return EXIT_OK
             return _up(recipe, train, interrupts, modules_in or os.curdir)
         except RlClusterError as error:
             interrupts.ending()
@@ -69,6 +73,21 @@ def run_recipe(
             interrupted = interrupts.named(stop)
             say(f"interrupted by {interrupted.shown}; everything was given back")
             return interrupted.exit_code
+
+
+def _prefetch(recipe: RecipeSpec, screen: Screen, interrupts: Interrupts, modules_in: str | os.PathLike[str]) -> None:
+    from rl_cluster.prefetch_job import PrefetchState, prefetch_all, wanted_by
+    from rl_cluster.recipe import open_recipe_ray
+    from rl_cluster.table import render_prefetched_verdict
+
+    state = PrefetchState(simulated=(recipe.ray or RaySpec()).kind == "simulated")
+    prefetch_all(wanted_by(recipe), lambda: open_recipe_ray(recipe), state, screen, interrupts, modules_in=modules_in)
+    screen.show(render_prefetched_verdict(state.rows, simulated=state.simulated))
+
+
+def _check_shown(screen: Screen, is_open: bool) -> None:
+    if screen.unshown is not None or not is_open:
+        raise unshown_error(screen.unshown or CLOSED)
 
 
 def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Interrupts, modules_in: str | os.PathLike[str]) -> int:
@@ -97,7 +116,7 @@ def _mode(config: object, mode: str | None, inventory: str | None) -> tuple[str,
     try:
         OneOf(MODES)(mode)
         if inventory is not None and mode != "plan":
-            raise RuleBroken("must be left out with mode up", inventory, fix="write mode=plan")
+            raise RuleBroken(f"must be left out with mode {mode}", inventory, fix="write mode=plan")
     except RuleBroken as broken:
         raise ConfigError(broken.line("inventory" if mode in MODES else "mode")) from None
     return mode, None if inventory is None else str(inventory)

@@ -19,6 +19,7 @@ from attrs import asdict, has
 from rl_cluster.checks import Check, Rendezvous, check_workers
 from rl_cluster.layout import Layout
 from rl_cluster.nsight import ProfileRecord
+from rl_cluster.python_prefetch import Prefetched
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report_schema import SCHEMA_VERSION, validate_report
 from rl_cluster.schema import RunSpec
@@ -61,12 +62,13 @@ def build_report(
     timings_s: Mapping[str, float] | None = None,
     warnings: Sequence[str] = (),
     profiles: Mapping[str, Sequence[ProfileRecord]] | None = None,
+    prefetched: Sequence[Prefetched] = (),
     error: BaseException | str | None = None,
 ) -> dict[str, Any]:
     """Collects a run into plain values that JSON can hold.
 
     Args:
-        mode: ``up`` or ``plan``.
+        mode: ``up``, ``plan`` or ``prefetch``.
         spec: The resolved config. Values whose key looks like a secret's are masked.
         layout: The planned layout.
         layouts: Of a recipe: the planned layouts by the role that owns each.
@@ -82,6 +84,7 @@ def build_report(
         timings_s: Seconds by the name of the step.
         warnings: Sentences for a person; the layout's are added.
         profiles: Of profiled workers, by the name of their group.
+        prefetched: Of mode ``prefetch``: what became of each environment on each node.
         error: What ended the run, if anything did.
 
     Returns:
@@ -105,9 +108,10 @@ def build_report(
         "workers": _workers(groups or {}, results or {}),
         "checks": [{"name": check.name, "ok": check.ok, "detail": check.detail} for check in checks],
         "profiles": [{"group": group, **json_safe(each)} for group, records in (profiles or {}).items() for each in records],
+        "prefetched": _masked(json_safe(prefetched)),
         "timings_s": {name: round(float(seconds), 6) for name, seconds in (timings_s or {}).items()},
         "warnings": all_warnings,
-        "ok": error is None and all(check.ok for check in checks) and (mode == "plan" or bool(checks)),
+        "ok": error is None and all(check.ok for check in checks) and (mode != "up" or bool(checks)),
         "error": _error(error),
     }
     return report

@@ -64,6 +64,16 @@ PROFILE_FIELDS: dict[str, tuple[type, ...]] = {
     "files": (list,),
     "problem": TEXT_OR_NONE,
 }
+PREFETCHED_FIELDS: dict[str, tuple[type, ...]] = {
+    "node_id": (str,),
+    "address": (str,),
+    "hostname": (str,),
+    "python": (str,),
+    "state": (str,),
+    "seconds": NUMBER,
+    "folder": TEXT_OR_NONE,
+    "error": TEXT_OR_NONE,
+}
 CHECK_FIELDS: dict[str, tuple[type, ...]] = {"name": (str,), "ok": (bool,), "detail": (str,)}
 ERROR_FIELDS: dict[str, tuple[type, ...]] = {"type": (str,), "message": (str,)}
 
@@ -82,14 +92,15 @@ def validate_report(report: Mapping[str, Any]) -> list[str]:
         return problems
     if report["schema_version"] != SCHEMA_VERSION:
         return [f"report.schema_version: must be {SCHEMA_VERSION}, got {report['schema_version']!r}"]
-    if report["mode"] not in ("up", "plan"):
-        problems.append(f"report.mode: must be up or plan, got {report['mode']!r}")
+    if report["mode"] not in ("up", "plan", "prefetch"):
+        problems.append(f"report.mode: must be up, plan or prefetch, got {report['mode']!r}")
     for name in ("started", "finished"):
         if not _is_utc(report[name]):
             problems.append(f"report.{name}: must be an ISO 8601 time in UTC, got {report[name]!r}")
     problems += _problems("report.ray", report["ray"], RAY_FIELDS)
-    for name, fields in (("workers", WORKER_FIELDS), ("checks", CHECK_FIELDS), ("profiles", PROFILE_FIELDS)):
-        for index, item in enumerate(report.get(name, ())):  # profiles came later
+    parts = (("workers", WORKER_FIELDS), ("checks", CHECK_FIELDS), ("profiles", PROFILE_FIELDS), ("prefetched", PREFETCHED_FIELDS))
+    for name, fields in parts:
+        for index, item in enumerate(report.get(name, ())):  # the last two came later
             problems += _problems(f"report.{name}[{index}]", item, fields)
     for index, worker in enumerate(report["workers"]):
         if isinstance(worker, Mapping) and "result" not in worker:

@@ -43,7 +43,7 @@ NUMA_SOURCES = ("auto", "affinity_file", "sysfs", "nvml", "nvidia_smi")
 CPU_WORKERS = ("none", "spread")
 USE_HEAD = ("auto", "always", "never")
 RAY_KINDS = ("auto", "local", "simulated")
-MODES = ("up", "plan")
+MODES = ("up", "plan", "prefetch")
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 MAX_COUNT = 100_000  # of nodes, of accelerators of one, ...: ten times the largest cluster that is planned for
@@ -271,6 +271,7 @@ class PythonSpec(_Spec):
     build_timeout_s: float = field(  # seconds to build one environment, waiting for others included
         default=1800.0, metadata=keeps(*_SECONDS)
     )
+    prefetch: bool = False  # build the environment and nothing else: mode=prefetch
 
 
 @define(kw_only=True, on_setattr=setters.frozen)
@@ -382,8 +383,14 @@ class RunSpec(_Spec):
     env: EnvSpec = field(factory=EnvSpec)
 
     def _across(self) -> Iterator[tuple[str, RuleBroken]]:
+        if self.python.prefetch and self.mode == "plan":
+            yield "python.prefetch", RuleBroken("must be left out with mode plan, which builds nothing", True, fix="write mode=prefetch")
+        elif self.python.prefetch:
+            object.__setattr__(self, "mode", "prefetch")
+        if self.hold and self.mode == "prefetch":
+            yield "hold", RuleBroken("must be left out with mode prefetch, which places nothing", True)
         if self.inventory is not None and self.mode != "plan" and (self.ray.kind != "simulated" or self.recipe is not None):
             fix = "write mode=plan" + ("" if self.recipe is not None else ", or ray=simulated")
-            yield "inventory", RuleBroken("must be left out with mode up", self.inventory, fix=fix)
+            yield "inventory", RuleBroken(f"must be left out with mode {self.mode}", self.inventory, fix=fix)
         if self.recipe_overrides and self.recipe is None:
             yield "recipe_overrides", RuleBroken("must be left out without a recipe", self.recipe_overrides, fix="write recipe=FILE")

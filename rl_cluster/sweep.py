@@ -101,7 +101,7 @@ def _simulated_by_all_jobs() -> list[tuple[RaySpec, Inventory]]:
     for words in sweep.jobs:
         with contextlib.suppress(RlClusterError, OSError):
             spec = from_config(compose(sweep.config_name, overrides=list(words)), kind=RunSpec)
-            if spec.ray.kind == "simulated" and spec.mode == "up":
+            if spec.ray.kind == "simulated" and spec.mode != "plan":
                 found.append((spec.ray, _simulated_by(spec, sweep.called_from)))
     return found
 

@@ -1,4 +1,4 @@
-"""The table of workers and the one last line, as text for a person."""
+"""The tables of workers and of environments, and the one last line, as text for a person."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_cluster.checks import Check
 from rl_cluster.picture import count_of
+from rl_cluster.python_prefetch import Prefetched
 from rl_cluster.records import WorkerRecord
 
 HEADERS = ("rank", "node", "address", "GPUs", "CPUs", "memory", "Python", "pid")
@@ -131,3 +132,33 @@ def _rich(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     # The width was settled before: here nothing may be shortened again.
     Console(file=output, force_terminal=True, color_system="standard", width=10_000, legacy_windows=False).print(table)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def render_prefetched(rows: Sequence[Prefetched]) -> str:
+    """The table of environments and nodes: what became of each."""
+    if not rows:
+        return "none"
+    headers = ("state", "seconds", "address", "python", "folder")
+    cells = [(row.state, f"{row.seconds:.1f}", row.address, row.python, row.folder or _said(row.error)) for row in rows]
+    widths = [max(len(header), *(len(line[index]) for line in cells)) for index, header in enumerate(headers)]
+    return "\n".join(
+        (" " * GAP)
+        .join(text.rjust(size) if name == "seconds" else text.ljust(size) for name, text, size in zip(headers, line, widths, strict=True))
+        .rstrip()
+        for line in (headers, *cells)
+    )
+
+
+def _said(error: str | None) -> str:
+    return error.splitlines()[0].partition(" (command: ")[0] if error else "-"
+
+
+def render_prefetched_verdict(rows: Sequence[Prefetched], *, simulated: bool) -> str:
+    """The last line of mode ``prefetch``: ``PREFETCHED: 2 environments on 3 machines, 4 built, 2 ready already``."""
+    environments, machines = len({row.python for row in rows}), len({row.node_id for row in rows})
+    built = sum(row.state == "built" for row in rows)
+    suffix = " (simulated)" if simulated else ""
+    return (
+        f"PREFETCHED: {count_of(environments, 'environment')} on {count_of(machines, 'machine')}, "
+        f"{built} built, {len(rows) - built} ready already{suffix}"
+    )

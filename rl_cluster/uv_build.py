@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from attrs import frozen
 from filelock import FileLock, Timeout
 
 from rl_cluster.errors import PythonEnvError
@@ -29,7 +30,7 @@ from rl_cluster.uv_key import environment_key, find_lock, split_with
 from rl_cluster.uv_store import MARKER, default_venv_dir, is_whole, remove_environment, write_marker
 from rl_cluster.worker_env import mask_text
 
-__all__ = ["ensure_environment"]
+__all__ = ["Environment", "ensure_environment", "prepare_environment"]
 
 PROGRESS_EVERY_S = 5.0
 
@@ -66,8 +67,35 @@ def ensure_environment(
         PythonEnvError: uv, the project or its lock is missing, the build failed or took too long, or the new Python does not suit
             this cluster.
     """
+    return prepare_environment(plan, venv_dir=venv_dir, deadline_s=deadline_s, progress=progress, node=node).python
+
+
+@frozen
+class Environment:
+    """An environment that is ready on this machine."""
+
+    python: Path  # its bin/python
+    built: bool  # by this call, or ready already (also: built by another while this one waited)
+    seconds: float  # that it took
+
+    @property
+    def folder(self) -> Path:
+        """Of the environment."""
+        return self.python.parent.parent
+
+
+def prepare_environment(
+    plan: PythonPlan,
+    *,
+    venv_dir: str | Path | None = None,
+    deadline_s: float | None = None,
+    progress: Progress | None = None,
+    node: str | None = None,
+) -> Environment:
+    """As :func:`ensure_environment`, and says whether there was anything to build."""
     builder = _Builder(plan, venv_dir, time.monotonic() + (plan.build_timeout_s if deadline_s is None else deadline_s), progress, node)
-    return builder.ensure()
+    python = builder.ensure()
+    return Environment(python=python, built=builder.built, seconds=time.monotonic() - builder.started)
 
 
 class _Builder:
@@ -84,6 +112,7 @@ class _Builder:
         # The node's own interpreter, not a version: another one of the same version could lack what the cluster's was built with.
         self.base_python = self.request.python or getattr(sys, "_base_executable", None) or sys.executable
         self.command: Sequence[str] = plan.command
+        self.built = False
 
     def ensure(self) -> Path:
         uv = self._find_uv()
@@ -172,6 +201,7 @@ class _Builder:
         except BaseException:
             remove_environment(self.folder)
             raise
+        self.built = True
         self.progress(f"node {self.node}: the Python environment {self.folder.name} is ready after {self._elapsed():.0f} s")
         return python
 

@@ -9,8 +9,10 @@ from typing import Any
 import attrs
 from attrs import Factory, frozen
 
+from rl_cluster.errors import ConfigError
 from rl_cluster.layout import PlacedBundle
 from rl_cluster.numa.callback import Binding
+from rl_cluster.rules import RuleBroken
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.session import started_here
 from rl_cluster.virtual_cluster import RayVirtualCluster
@@ -63,10 +65,14 @@ def set_up_python(spec: PythonSpec, node_ids: Sequence[str]) -> dict[str, NodePy
     """The interpreter on each node; a uv environment is built there first, once per node.
 
     Raises:
+        ConfigError: It is to be built and no more (``prefetch``).
         PythonEnvError: An environment can't be made, or the interpreter is missing on a node (which is named).
     """
     from rl_cluster.python_env import resolve_python
 
+    if spec.prefetch:
+        fix = "leave it out, or write mode=prefetch (in Python: prefetch_python)"
+        raise ConfigError(RuleBroken("must be left out where workers are to run", True, fix=fix).line("python.prefetch"))
     nodes = sorted(set(node_ids))
     plan = resolve_python(spec)
     if plan.kind == "system":

@@ -18,7 +18,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
-    "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_reaper"},
+    "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_reaper", "_setup_worker"},
     "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
@@ -31,14 +31,14 @@ LAYERS: dict[str, set[str]] = {
     },
     "process": {
         *("node_work", "nsight", "ports", "records", "worker_env"),
-        *("python_build", "python_check", "python_env", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
+        *("python_build", "python_check", "python_env", "python_prefetch", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
     },
     "views": {
         *("checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "svg_shapes"),
         *("sweep_summary", "sweep_svg", "sweep_table", "table"),
     },
     "recipes": {"recipe_plan"},
-    "ray": {"ray_home", "reach", "session", "simulate", "simulate_shared"},
+    "ray": {"ray_home", "ray_start", "reach", "session", "simulate", "simulate_shared"},
     "cluster": {"placement", "port_keeper", "virtual_cluster"},
     "workers": {
         "actors",
@@ -53,7 +53,19 @@ LAYERS: dict[str, set[str]] = {
     },
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
-        *("app", "check_cli", "check_worker", "conclusion", "conf_check", "conf_lines", "hydra_app", "inventory_cli", "job", "probe"),
+        *(
+            "app",
+            "check_cli",
+            "check_worker",
+            "conclusion",
+            "conf_check",
+            "conf_lines",
+            "hydra_app",
+            "inventory_cli",
+            "job",
+            "prefetch_job",
+            "probe",
+        ),
         *("python_env_cli", "recipe_job", "recipe_run", "rehearsal", "run_state", "sweep"),
     },
 }
@@ -155,7 +167,7 @@ def test_costly_libraries_are_imported_inside_functions(module: str) -> None:
 
 def test_what_needs_no_ray_imports_none() -> None:
     """Importing every module that is not about a running Ray brings in no Ray, Hydra, omegaconf or rich, and prints nothing."""
-    about_ray = {*IMPORT_RAY, "job", "recipe_job", "target_check", "worker_setup"}  # those that import one of them
+    about_ray = {*IMPORT_RAY, "job", "prefetch_job", "recipe_job", "target_check", "worker_setup"}  # those that import one of them
     wanted = sorted(set(MODULES) - about_ray)
     program = "\n".join(
         [

@@ -211,7 +211,7 @@ def test_warnings_are_kept_once() -> None:
 
 PROBLEMS: dict[str, tuple[list[Any], Any, str]] = {
     "version": (["schema_version"], 2, "report.schema_version: must be 1, got 2"),
-    "mode": (["mode"], "down", "report.mode: must be up or plan, got 'down'"),
+    "mode": (["mode"], "down", "report.mode: must be up, plan or prefetch, got 'down'"),
     "bool_for_int": (["workers", 0, "rank"], True, "report.workers[0].rank: must be int, got True"),
     "int_for_bool": (["ok"], 1, "report.ok: must be bool, got 1"),
     "time_zone": (["started"], "2026-01-02T03:04:05", "report.started: must be an ISO 8601 time in UTC, got '2026-01-02T03:04:05'"),
@@ -290,6 +290,6 @@ def test_an_old_file_is_replaced_whole_or_kept(tmp_path: Path, monkeypatch: pyte
 
 def test_a_broken_report_is_not_written(tmp_path: Path) -> None:
     """Nothing that breaks the schema reaches the disk."""
-    with pytest.raises(ValueError, match=r"report\.mode: must be up or plan, got 'down'"):
+    with pytest.raises(ValueError, match=r"report\.mode: must be up, plan or prefetch, got 'down'"):
         write_report(tmp_path / "report.json", {**make_report(), "mode": "down"})
     assert os.listdir(tmp_path) == []

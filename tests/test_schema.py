@@ -241,7 +241,7 @@ OTHER_PROBLEMS = {
     ),
     "forward_text": (EnvSpec, dict(forward=["A B"]), "forward[0]: must be a variable's name or a pattern NAME_*, got 'A B'"),
     "set_name": (EnvSpec, dict(set={"A-B": "1"}), "set.A-B: must be a variable's name, got 'A-B'"),
-    "mode": (RunSpec, dict(mode="pln"), "mode: must be up or plan, got 'pln'. Fix: write plan"),
+    "mode": (RunSpec, dict(mode="pln"), "mode: must be up, plan or prefetch, got 'pln'. Fix: write plan"),
     "inventory": (
         RunSpec,
         dict(inventory="tomorrow.yaml"),
