@@ -86,7 +86,7 @@ PROBLEMS = {
             "worker": {"kwargs": 3},
         },
         [
-            "mode: must be up or plan, got 'pln'. Fix: write plan",
+            "mode: must be up, plan or prefetch, got 'pln'. Fix: write plan",
             "cluster.num_nodes: must be at least 1, got -4",
             "cluster.gpus_per_node: must be at least 0, got -1",
             "cluster.strategy: must be STRICT_PACK, PACK, SPREAD or STRICT_SPREAD, got 'SPRED'. Fix: write SPREAD",

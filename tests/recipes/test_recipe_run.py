@@ -110,7 +110,7 @@ def test_mode_and_inventory_can_stand_in_the_config(folder: Path) -> None:
             "(policy, reward), got 1.",
             id="overlap",
         ),
-        pytest.param(("", ""), ["mode=pln"], 1, "mode: must be up or plan, got 'pln'. Fix: write plan\n", id="mode"),
+        pytest.param(("", ""), ["mode=pln"], 1, "mode: must be up, plan or prefetch, got 'pln'. Fix: write plan\n", id="mode"),
         pytest.param(
             ("", ""),
             ["inventory=machines.yaml"],
