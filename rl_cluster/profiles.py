@@ -20,6 +20,7 @@ from rl_cluster.errors import ConfigError, PythonEnvError
 from rl_cluster.node_work import NodeWork, on_nodes
 from rl_cluster.nsight import NodeNsys, Nsight, ProfileRecord, Watched
 from rl_cluster.records import WorkerRecord
+from rl_cluster.rules import RuleBroken
 from rl_cluster.target_import import import_target
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,9 @@ def ask_for_profiles(
     rest, of_options = without_nsight(options)
     chosen = wanted if wanted is not None else of_options if of_options is not None else of_class
     if chosen is None:
+        if list(workers) != ["*"] and seen:
+            fix = "write worker.nsight=default, or leave it out"
+            raise ConfigError(RuleBroken("must be left out without worker.nsight", list(workers), fix=fix).line("worker.nsight_workers"))
         return rest, None, seen
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     request = Nsight.asked(chosen, workers, os.path.join("nsight", now) if folder is None else os.fspath(folder))

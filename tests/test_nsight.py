@@ -297,3 +297,14 @@ def test_a_decoration_that_only_the_workers_python_can_see_is_refused(ground: Pa
     monkeypatch.syspath_prepend(str(ground))
     with pytest.raises(ConfigError, match=r"^worker options: nsight of @ray\.remote must be known .* Fix: give it as worker\.nsight$"):
         ActorRecipe("nsight_user.Decorated", {}, None, nsight_seen=False).create([])
+
+
+def test_patterns_without_a_profiler_are_refused() -> None:
+    """They would silently do nothing."""
+    from rl_cluster.profiles import ask_for_profiles
+
+    with pytest.raises(
+        ConfigError, match=r"^worker\.nsight_workers: must be left out without worker\.nsight, got \['a'\]\. Fix: write worker"
+    ):
+        ask_for_profiles(threading.Thread, {}, None, ["a"], None, ["a"])
+    assert ask_for_profiles(threading.Thread, {"num_cpus": 1}, None, ["*"], None, ["a"]) == ({"num_cpus": 1}, None, True)

@@ -75,3 +75,23 @@ def test_a_role_of_a_recipe_is_profiled(run_py: RunPy, path: dict[str, str]) -> 
         ("policy", [f"{done.folder}/nsight/policy-0-0.nsys-rep"])
     ]
     assert "ok      policy: profiles " in done.out
+
+
+@pytest.mark.slow
+def test_the_profile_of_a_held_layout_is_whole(run_py: RunPy, path: dict[str, str]) -> None:
+    """Ctrl-C is the ordinary end of a held layout: the workers end in order, and are waited for."""
+    running = run_py.start(*TWO, "worker.nsight=default", "hold=true", env=path)
+    running.until_it_says("holding the layout")
+    running.ctrl_c()
+    done = running.done()
+    assert (done.code, done.last_line) == (0, "OK: 2 workers on 1 machine, 10 of 10 checks held")
+    assert [(len(profile["files"]), profile["problem"]) for profile in done.report["profiles"]] == [(1, None)] * 2
+
+
+@pytest.mark.slow
+def test_no_profiler_outlives_a_killed_run(run_py: RunPy, path: dict[str, str]) -> None:
+    """SIGKILL: nobody can end anything in order, and nothing stays (the fixture looks)."""
+    running = run_py.start(*TWO, "worker.nsight=default", "hold=true", env=path)
+    running.until_it_says("holding the layout")
+    running.kill()
+    assert running.done().code == -9
