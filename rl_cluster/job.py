@@ -27,6 +27,7 @@ from rl_cluster.errors import (
 from rl_cluster.interrupts import Interrupts, without_rays_handler
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, Shortfall
+from rl_cluster.nsight import check_patterns
 from rl_cluster.picture import Picture, build_picture
 from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.records import WorkerRecord
@@ -72,6 +73,7 @@ def run(
     files, screen, state = RunFiles(folder), Screen(), _State(spec=spec, simulated=spec.ray.kind == "simulated")
 
     def work(interrupts: Interrupts) -> int:
+        check_patterns(spec.worker, spec.cluster)
         if spec.mode == "plan":
             return _plan(spec, state, screen, overrides)
         return _up(spec, state, screen, interrupts, overrides, modules_in or os.curdir, files)

@@ -27,6 +27,7 @@ from rl_cluster.errors import ConfigError
 from rl_cluster.process_rules import NSIGHT_DEFAULT, is_nsight, names_one
 from rl_cluster.python_check import LAST_LINES, env_error
 from rl_cluster.rules import RuleBroken
+from rl_cluster.schema import ClusterSpec, WorkerSpec
 from rl_cluster.worker_env import mask_text
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Watched",
     "after_end",
     "check_here",
+    "check_patterns",
     "check_profiles",
     "end_here",
     "processes_up_to_ray",
@@ -109,6 +111,17 @@ class Nsight:
         """The words in front of a Python's command line."""
         given = (word for option, value in self.options.items() for word in _words(option, value))
         return (nsys, "profile", *given, "-o", output)
+
+
+def check_patterns(worker: WorkerSpec, cluster: ClusterSpec) -> None:
+    """What :meth:`Nsight.choose` refuses, before anything is started; an open cluster's workers are not known yet.
+
+    Raises:
+        ConfigError: See there.
+    """
+    if worker.nsight is not None and not cluster.bundles_open:
+        names = [f"{worker.name}-{node}-{bundle}" for node, count in enumerate(cluster.bundle_counts) for bundle in range(count)]
+        Nsight.asked(worker.nsight, worker.nsight_workers, os.curdir).choose(names)
 
 
 def _text(value: Any) -> str:

@@ -52,6 +52,16 @@ def test_an_interrupted_run_says_what_became_of_the_profile(run_py: RunPy, path:
     assert f"(worker-0-0) on {profile['address']}: {profile['problem']}" in done.err
 
 
+def test_a_pattern_that_matches_no_worker_is_told_before_anything_is_started(run_py: RunPy) -> None:
+    """Also by a plan."""
+    done = run_py("mode=plan", "ray=simulated", "cluster=1x8", "worker.nsight=default", "worker.nsight_workers=[worker-0-8]")
+    assert done.code == 1
+    assert done.err == (
+        "worker.nsight_workers[0]: must match a worker, got 'worker-0-8'. Fix: the workers are "
+        f"{', '.join(f'worker-0-{number}' for number in range(8))}\n"
+    )
+
+
 @pytest.mark.slow
 def test_a_machine_without_nsys_is_told_and_everything_is_given_back(run_py: RunPy) -> None:
     """One error, in the report too, and no worker."""
