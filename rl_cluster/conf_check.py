@@ -15,7 +15,7 @@ from rl_cluster import config, rules
 from rl_cluster.conf_lines import Source, Word, misread, read_source
 from rl_cluster.errors import ConfigError
 from rl_cluster.recipe_file import PACKAGE_HEADER, DefaultsEntry, parse_entry, recipe_tree
-from rl_cluster.recipe_plan import check_overlaps
+from rl_cluster.recipe_plan import check_seats
 from rl_cluster.recipe_spec import ROLE_PARTS, ROLES_KEY, recipe_from_config, roles_of
 from rl_cluster.rules import RuleBroken
 
@@ -227,7 +227,7 @@ def _spec_problems(source: Source, tree: Any) -> list[str]:
     roles = list(_role_paths(body)) if isinstance(body, dict) else []
     if roles or (isinstance(body, dict) and ROLES_KEY in body):
         try:
-            check_overlaps(recipe_from_config(tree))
+            check_seats(recipe_from_config(tree))
         except ConfigError as error:
             problems += error.problems
     in_roles = {(*path, part) for path in roles for part in ROLE_PARTS}

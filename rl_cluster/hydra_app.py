@@ -28,6 +28,8 @@ from rl_cluster.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rl_cluster.runs import Run
+
 FULL_ERROR = "HYDRA_FULL_ERROR"
 _FOLDER_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -138,6 +140,7 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
     from omegaconf import OmegaConf
 
     from rl_cluster.job import resolve_paths
+    from rl_cluster.runs import RunFiles
 
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
@@ -155,14 +158,23 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
         _complain(error.problems)
         note.code, note.error = EXIT_CONFIG, error.problems[0]
         return
-    if spec.mode == "prefetch":
-        from rl_cluster.prefetch_job import run
-    elif spec.recipe is not None:
-        from rl_cluster.recipe_job import run
-    else:
-        from rl_cluster.job import run
+    note.code = _kind_of_run(spec)(
+        spec=spec, files=RunFiles(folder), overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from
+    ).to_its_end()
 
-    note.code = run(spec, folder, overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from)
+
+def _kind_of_run(spec: RunSpec) -> type[Run]:
+    if spec.mode == "prefetch":
+        from rl_cluster.prefetch_job import PrefetchRun
+
+        return PrefetchRun
+    if spec.recipe is not None:
+        from rl_cluster.recipe_job import RecipeRun
+
+        return RecipeRun
+    from rl_cluster.job import ClusterRun
+
+    return ClusterRun
 
 
 def _check_choices(words: Sequence[str]) -> None:

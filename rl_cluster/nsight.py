@@ -27,7 +27,7 @@ from rl_cluster.errors import ConfigError
 from rl_cluster.process_rules import NSIGHT_DEFAULT, is_nsight, names_one
 from rl_cluster.python_check import LAST_LINES, env_error
 from rl_cluster.rules import RuleBroken
-from rl_cluster.schema import ClusterSpec, WorkerSpec
+from rl_cluster.schema import WorkerSpec
 from rl_cluster.worker_env import mask_text
 
 __all__ = [
@@ -113,14 +113,19 @@ class Nsight:
         return (nsys, "profile", *given, "-o", output)
 
 
-def check_patterns(worker: WorkerSpec, cluster: ClusterSpec) -> None:
-    """What :meth:`Nsight.choose` refuses, before anything is started; an open cluster's workers are not known yet.
+def check_patterns(worker: WorkerSpec, name: str, bundles: Iterable[tuple[int, int]]) -> None:
+    """What :meth:`Nsight.choose` refuses, before anything is started.
+
+    Args:
+        worker: Of a group.
+        name: The group's.
+        bundles: (logical node, bundle) of each of its workers.
 
     Raises:
         ConfigError: See there.
     """
-    if worker.nsight is not None and not cluster.bundles_open:
-        names = [f"{worker.name}-{node}-{bundle}" for node, count in enumerate(cluster.bundle_counts) for bundle in range(count)]
+    if worker.nsight is not None:
+        names = [f"{name}-{node}-{bundle}" for node, bundle in bundles]
         Nsight.asked(worker.nsight, worker.nsight_workers, os.curdir).choose(names)
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, define
 
-from rl_cluster.conclusion import Conclusion, conduct, error_text
-from rl_cluster.errors import EXIT_OK, ResourceInsufficientError, RlClusterError
-from rl_cluster.interrupts import Interrupts, without_rays_handler
-from rl_cluster.job import inventory_to_simulate, working_in
+from rl_cluster.errors import EXIT_OK, ResourceInsufficientError
+from rl_cluster.interrupts import Interrupts
+from rl_cluster.job import inventory_to_simulate
 from rl_cluster.python_prefetch import Prefetched, Requests, plans_to_prefetch, prefetch, requests_on, unfinished
 from rl_cluster.recipe_job import recipe_of
 from rl_cluster.recipe_spec import RecipeSpec
 from rl_cluster.rehearsal import planned_on, with_rehearsal
-from rl_cluster.report import build_report, write_report
-from rl_cluster.run_state import RunFiles, RunState
-from rl_cluster.schema import ClusterSpec, PythonSpec, RunSpec
+from rl_cluster.runs import Run, RunState, connect
+from rl_cluster.schema import ClusterSpec, PythonSpec
 from rl_cluster.screen import Screen
 from rl_cluster.table import render_prefetched, render_prefetched_verdict, render_verdict
 
@@ -37,31 +34,44 @@ class PrefetchState(RunState):
     rows: list[Prefetched] = Factory(list)  # as they get done
 
 
-def run(
-    spec: RunSpec,
-    folder: Path,
-    *,
-    overrides: Sequence[str] = (),
-    full_error: bool = False,
-    modules_in: str | os.PathLike[str] | None = None,
-) -> int:
-    """Build what the spec's or its recipe's workers would run in; arguments and exit codes are those of :func:`rl_cluster.job.run`."""
-    files, screen, state = RunFiles(folder), Screen(), PrefetchState(simulated=spec.ray.kind == "simulated")
+@define(kw_only=True)
+class PrefetchRun(Run):
+    """The environments of a cluster's workers, or of a recipe's."""
 
-    def work(interrupts: Interrupts) -> int:
-        state.recipe = None if spec.recipe is None else recipe_of(spec, overrides)
+    state: PrefetchState = Factory(PrefetchState)
+
+    def work(self, interrupts: Interrupts) -> int:
+        """Build them."""
+        spec, state = self.spec, self.state
+        state.recipe = None if spec.recipe is None else recipe_of(spec, self.overrides)
         wanted = [("python", spec.cluster, spec.python)] if state.recipe is None else wanted_by(state.recipe)
         try:
-            prefetch_all(wanted, lambda: _open(spec, state.recipe), state, screen, interrupts, modules_in=modules_in or os.curdir)
+            prefetch_all(wanted, self._open_ray, state, self.screen, interrupts, modules_in=self.modules_in)
         except ResourceInsufficientError as error:
-            raise with_rehearsal(error, overrides, kind=planned_on(state.ray["kind"], asked=spec.ray.kind)) from error
+            raise with_rehearsal(error, self.overrides, kind=planned_on(state.ray["kind"], asked=spec.ray.kind)) from error
         return EXIT_OK
 
-    conclusion = Conclusion(
-        write=lambda error: _write(files, state, spec, error),
-        last_line=lambda error: _last_line(state, error),
-    )
-    return conduct(work, files, screen, conclusion, full_error=full_error)
+    def findings(self) -> dict[str, Any]:
+        """What became of each environment on each node."""
+        return {"recipe": self.state.recipe, "prefetched": unfinished(self.state.requests, self.state.rows)}
+
+    def last_line(self, failed: str | None) -> str:
+        """The verdict."""
+        if failed is not None:
+            return render_verdict([], simulated=self.state.simulated, error=failed)
+        return render_prefetched_verdict(self.state.rows, simulated=self.state.simulated)
+
+    def _open_ray(self) -> AbstractContextManager[RaySession]:
+        if self.state.recipe is not None:
+            from rl_cluster.recipe import open_recipe_ray
+
+            return open_recipe_ray(self.state.recipe)
+        from rl_cluster import session
+        from rl_cluster.python_env import disable_rays_uv_hook
+
+        disable_rays_uv_hook()
+        ray = self.spec.ray
+        return session.open_ray(ray, simulated=inventory_to_simulate(self.spec) if ray.kind == "simulated" else None)
 
 
 def wanted_by(recipe: RecipeSpec) -> list[tuple[str, ClusterSpec, PythonSpec]]:
@@ -72,7 +82,7 @@ def wanted_by(recipe: RecipeSpec) -> list[tuple[str, ClusterSpec, PythonSpec]]:
 
 def prefetch_all(
     wanted: Sequence[tuple[str, ClusterSpec, PythonSpec]],
-    open_ray: Callable[[], contextlib.AbstractContextManager[RaySession]],
+    open_ray: Callable[[], AbstractContextManager[RaySession]],
     state: PrefetchState,
     screen: Screen,
     interrupts: Interrupts,
@@ -87,13 +97,10 @@ def prefetch_all(
         PythonEnvError: A node failed; the others are done by then.
     """
     plans_to_prefetch([(path, python) for path, _, python in wanted])
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
-        with without_rays_handler(), working_in(modules_in):
-            ray_session = held.enter_context(open_ray())
-        held.callback(interrupts.ending)
-        state.connected(ray_session)
+        state.connected(connect(held, interrupts, open_ray, modules_in))
         state.mark("ray")
         from rl_cluster import session
 
@@ -113,38 +120,3 @@ def prefetch_all(
             screen.part("environments", render_prefetched(unfinished(state.requests, state.rows)), simulated=state.simulated)
         state.mark("prefetched")
     state.mark("given_back")
-
-
-def _open(spec: RunSpec, recipe: RecipeSpec | None) -> contextlib.AbstractContextManager[RaySession]:
-    if recipe is not None:
-        from rl_cluster.recipe import open_recipe_ray
-
-        return open_recipe_ray(recipe)
-    from rl_cluster import session
-    from rl_cluster.python_env import disable_rays_uv_hook
-
-    disable_rays_uv_hook()
-    return session.open_ray(spec.ray, simulated=inventory_to_simulate(spec) if spec.ray.kind == "simulated" else None)
-
-
-def _write(files: RunFiles, state: PrefetchState, spec: RunSpec, error: BaseException | None) -> None:
-    state.mark("total")
-    report = build_report(
-        mode=spec.mode,
-        spec=spec,
-        recipe=state.recipe,
-        ray=state.ray,
-        simulated=state.simulated,
-        started=state.started,
-        timings_s=state.timings,
-        warnings=state.warnings,
-        prefetched=unfinished(state.requests, state.rows),
-        error=None if error is None else error if isinstance(error, RlClusterError) else error_text(error),
-    )
-    write_report(files.report, report)
-
-
-def _last_line(state: PrefetchState, error: BaseException | None) -> str:
-    if error is not None:
-        return render_verdict([], simulated=state.simulated, error=error_text(error).splitlines()[0])
-    return render_prefetched_verdict(state.rows, simulated=state.simulated)

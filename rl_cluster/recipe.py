@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import attrs
 import ray
 from attrs import frozen
 
@@ -18,7 +17,7 @@ from rl_cluster.layout import Shortfall
 from rl_cluster.picture import Picture
 from rl_cluster.plan import close_spec
 from rl_cluster.python_env import disable_rays_uv_hook
-from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_overlaps, seat_roles
+from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_seats, seat_roles
 from rl_cluster.recipe_preview import nodes_to_simulate
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, recipe_from_config
 from rl_cluster.records import WorkerRecord
@@ -120,7 +119,7 @@ def build_recipe(
                 build_worker_group(
                     owned[role.owner],
                     worker_target(role.worker),
-                    name=name if role.worker.name == attrs.fields(WorkerSpec).name.default else role.worker.name,
+                    name=role.group_name,
                     kwargs=role.worker.kwargs,
                     bundle_indices_list=None if seats.is_whole else seats.bundle_indices_list,
                     numa=None if role.numa is None else numa_on(role.numa, ray_session),
@@ -148,7 +147,7 @@ def check_recipe(recipe: RecipeSpec) -> None:
     Raises:
         ConfigError: With all problems.
     """
-    check_overlaps(recipe)
+    check_seats(recipe)
     problems = [problem for role in recipe.roles.values() for problem in _target_problems(role)]
     if problems:
         raise ConfigError(problems=problems)

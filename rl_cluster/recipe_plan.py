@@ -11,6 +11,7 @@ from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, PlacedBundle, Shortfall
+from rl_cluster.nsight import check_patterns
 from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture, count_of
 from rl_cluster.plan import close_spec, plan_layouts
 from rl_cluster.ranks import engine_slices, layout_positions, order_workers, rank_workers
@@ -22,7 +23,7 @@ __all__ = [
     "RecipePlan",
     "RolePlan",
     "build_recipe_picture",
-    "check_overlaps",
+    "check_seats",
     "plan_recipe",
     "seat_roles",
     "shortfall_error",
@@ -152,13 +153,24 @@ def seat_roles(recipe: RecipeSpec, layouts: Mapping[str, Layout]) -> RecipePlan:
     return RecipePlan(recipe=recipe, layouts=dict(layouts), roles=roles)
 
 
-def check_overlaps(recipe: RecipeSpec) -> None:
+def check_seats(recipe: RecipeSpec) -> None:
     """What can be said of the roles' bundles before any machine is known.
 
     Raises:
-        ConfigError: Roles overlap more than ``max_colocated_worker_groups`` of their cluster allows; the message draws them.
+        ConfigError: Roles overlap more than ``max_colocated_worker_groups`` of their cluster allows; the message draws them. Or a pattern
+            of workers to profile matches none of a role's.
     """
-    _choose(recipe, {name: spec.bundle_counts for name, spec in recipe.clusters.items() if not spec.bundles_open})
+    chosen = _choose(recipe, {name: spec.bundle_counts for name, spec in recipe.clusters.items() if not spec.bundles_open})
+    problems = []
+    for name, bundles in chosen.items():
+        role = recipe.roles[name]
+        if role.worker is not None:
+            try:
+                check_patterns(role.worker, role.group_name, bundles)
+            except ConfigError as error:
+                problems += [f"{role.path}.{problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems=problems)
 
 
 def shortfall_error(shortfall: Shortfall) -> ResourceInsufficientError:

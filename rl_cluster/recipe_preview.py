@@ -7,7 +7,7 @@ import sys
 
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Shortfall
-from rl_cluster.recipe_plan import RecipePlan, check_overlaps, plan_recipe, shortfall_error
+from rl_cluster.recipe_plan import RecipePlan, check_seats, plan_recipe, shortfall_error
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.schema import RaySpec
 from rl_cluster.simulated_inventory import simulated_inventory_for_all
@@ -27,7 +27,7 @@ def plan_on(config: object, *, inventory: str | None = None) -> RecipePlan:
         ResourceInsufficientError: It does not fit.
     """
     recipe = recipe_from_config(config)
-    check_overlaps(recipe)
+    check_seats(recipe)
     answer = plan_recipe(recipe, inventory_to_plan_on(recipe, inventory))
     if isinstance(answer, Shortfall):
         raise shortfall_error(answer)

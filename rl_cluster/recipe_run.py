@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
-from rl_cluster.interrupts import Interrupts, orderly_interrupts, without_rays_handler
-from rl_cluster.job import working_in
-from rl_cluster.recipe_plan import build_recipe_picture, check_overlaps
+from rl_cluster.interrupts import Interrupts, orderly_interrupts
+from rl_cluster.recipe_plan import build_recipe_picture, check_seats
 from rl_cluster.recipe_preview import plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import OneOf, RuleBroken
+from rl_cluster.runs import connect
 from rl_cluster.schema import MODES, RaySpec
 from rl_cluster.screen import CLOSED, Screen, ready_streams, say, unshown_error
 
@@ -58,7 +58,7 @@ def run_recipe(
                 screen.show(planned_line(plan))
                 _check_shown(screen, is_open)
                 return EXIT_OK
-            check_overlaps(recipe)  # before Ray is imported
+            check_seats(recipe)  # before Ray is imported
             if mode == "prefetch":
                 _prefetch(recipe, screen, interrupts, modules_in or os.curdir)
                 _check_shown(screen, is_open)
@@ -96,10 +96,7 @@ def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Inter
     check_recipe(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        # ray.init tells the workers which folder is the current one then
-        with without_rays_handler(), working_in(modules_in):
-            ray_session = held.enter_context(open_recipe_ray(recipe))
-        held.callback(interrupts.ending)
+        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe), modules_in)
         built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)

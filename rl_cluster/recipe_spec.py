@@ -56,6 +56,12 @@ class RoleSpec:
         """The role whose cluster this one sits on: itself, or that of ``on``."""
         return self.name if self.on is None else self.on.cluster
 
+    @property
+    def group_name(self) -> str:
+        """The name of its workers' group: the role's own, unless ``worker.name`` says another."""
+        named = None if self.worker is None or self.worker.name == attrs.fields(WorkerSpec).name.default else self.worker.name
+        return named or self.name
+
 
 @frozen
 class RecipeSpec:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster import job
+from rl_cluster.job import ClusterRun
 from rl_cluster.report import validate_report
+from rl_cluster.runs import RunFiles
 from rl_cluster.schema import RunSpec
 
 
@@ -28,9 +29,9 @@ def test_whatever_ends_a_run_it_writes_its_report(
     def fails(*_: object) -> int:
         raise raised
 
-    monkeypatch.setattr(job, "_plan", fails)
+    monkeypatch.setattr(ClusterRun, "_plan", fails)
     message = f"internal error: {said}. Its traceback is in the log of this run; please report it"
-    assert job.run(RunSpec(mode="plan"), tmp_path) == 4
+    assert ClusterRun(spec=RunSpec(mode="plan"), files=RunFiles(tmp_path)).to_its_end() == 4
     shown = capsys.readouterr()
     assert shown.err == f"{message}\n"
     assert shown.out.splitlines() == [f"files: {tmp_path}", f"FAILED: {message}"]

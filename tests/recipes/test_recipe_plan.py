@@ -16,7 +16,7 @@ from rl_cluster.layout import Shortfall
 from rl_cluster.recipe_plan import (
     RecipePlan,
     build_recipe_picture,
-    check_overlaps,
+    check_seats,
     plan_recipe,
     shortfall_error,
 )
@@ -116,7 +116,7 @@ def test_an_overlap_that_was_not_declared_is_drawn() -> None:
         "reward": {"on": {"cluster": "actor", "nodes": [1], "gpus": [2, 3]}},
     }
     with pytest.raises(ConfigError) as caught:
-        check_overlaps(recipe_from_config(config))
+        check_seats(recipe_from_config(config))
     assert str(caught.value) + "\n" == (GOLDEN / "overlap.txt").read_text(encoding="utf-8")
 
 
@@ -135,10 +135,10 @@ def test_overlaps_are_counted_per_bundle(most: int, nodes: dict[str, list[int]],
     config: dict[str, Any] = {"actor": {"cluster": {"num_nodes": 2, "gpus_per_node": 2, "max_colocated_worker_groups": most}, "numa": {}}}
     config |= {name: {"on": {"cluster": "actor", "nodes": where}} for name, where in nodes.items()}
     if problem is None:
-        check_overlaps(recipe_from_config(config))
+        check_seats(recipe_from_config(config))
     else:
         with pytest.raises(ConfigError, match=problem):
-            check_overlaps(recipe_from_config(config))
+            check_seats(recipe_from_config(config))
 
 
 def test_a_pool_counts_as_no_group() -> None:
@@ -149,10 +149,21 @@ def test_a_pool_counts_as_no_group() -> None:
     assert list(plan.layouts) == ["pool"]
 
 
+def test_a_worker_to_profile_that_no_role_has_is_told_before_any_machine_is_known() -> None:
+    """With the names of the role's own workers, those of its bundles only."""
+    config = {
+        "actor": {"cluster": {"num_nodes": 2, "gpus_per_node": 2, "max_colocated_worker_groups": 2}, "worker": {}},
+        "reward": {"on": {"cluster": "actor", "nodes": [1]}, "worker": {"nsight": "default", "nsight_workers": ["reward-0-*"]}},
+    }
+    line = r"reward\.worker\.nsight_workers\[0\]: must match a worker, got 'reward-0-\*'\. Fix: the workers are reward-1-0, reward-1-1"
+    with pytest.raises(ConfigError, match=line):
+        check_seats(recipe_from_config(config))
+
+
 def test_an_open_cluster_is_checked_when_the_machine_is_known() -> None:
     """As many CPU bundles as the machine has CPUs; indices beyond them are refused then."""
     config = {"a": {"cluster": {"gpus_per_node": 0}, "numa": {}}, "b": {"on": {"cluster": "a", "gpus": [9]}}}
-    check_overlaps(recipe_from_config(config))
+    check_seats(recipe_from_config(config))
     with pytest.raises(ConfigError, match=r"b\.on\.gpus\[0\]: must be a bundle of the chosen logical nodes of a \(0 to 3\), got 9"):
         plan_recipe(recipe_from_config(config), made_up_inventory(0, cpus=4))
 

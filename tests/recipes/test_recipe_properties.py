@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import made_up_inventory
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.recipe_plan import RecipePlan, check_overlaps, plan_recipe
+from rl_cluster.recipe_plan import RecipePlan, check_seats, plan_recipe
 from rl_cluster.recipe_preview import nodes_to_simulate
 from rl_cluster.recipe_spec import recipe_from_config
 from rl_cluster.schema import STRATEGIES
@@ -60,7 +60,7 @@ def test_seats_are_dense_and_within_what_was_declared(config: dict[str, Any]) ->
     if refused:
         return
     recipe = recipe_from_config(config)
-    overlaps = problems_of(lambda: check_overlaps(recipe))
+    overlaps = problems_of(lambda: check_seats(recipe))
     assert all("max_colocated_worker_groups" in problem for problem in overlaps)
     if overlaps:
         assert max(Counter(role.owner for role in recipe.roles.values()).values()) > 1
@@ -89,7 +89,7 @@ def test_the_simulation_made_for_a_recipe_holds_it(config: dict[str, Any]) -> No
     """Whatever it asks for."""
     try:
         recipe = recipe_from_config(config)
-        check_overlaps(recipe)
+        check_seats(recipe)
     except ConfigError:
         return
     assert isinstance(plan_recipe(recipe, nodes_to_simulate(recipe)), RecipePlan)
