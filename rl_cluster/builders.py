@@ -16,6 +16,7 @@ from ray.util.placement_group import PlacementGroup
 
 from rl_cluster import session, worker_setup
 from rl_cluster.actors import RayWorkerBuilder
+from rl_cluster.arguments import check_names
 from rl_cluster.bring_up import Progress as WorkerProgress
 from rl_cluster.config import from_config, full_key
 from rl_cluster.errors import ConfigError
@@ -102,6 +103,7 @@ def build_clusters(configs: Mapping[str, object], *, on_progress: Progress | Non
     Raises:
         ConfigError, ResourceInsufficientError: As :func:`build_cluster`; nothing stays behind.
     """
+    check_names("clusters", configs)
     specs = [from_config(config, kind=ClusterSpec, path=name) for name, config in configs.items()]
     with contextlib.ExitStack() as held:
         placements = place_all(specs, on_progress=on_progress) if specs else []

@@ -145,6 +145,9 @@ class ClusterRun(Run):
             held.callback(interrupts.ending)
             starts = to_simulate is not None and not session.simulation_runs(spec.ray, to_simulate)
             screen.tell("starting a simulated Ray cluster ..." if starts else "connecting to Ray ...")
+            for note in to_simulate.notes if to_simulate is not None else ():
+                state.warnings.append(note)
+                screen.tell(f"warning: {note}")
             ray_session = connect(held, interrupts, lambda: session.open_ray(spec.ray, simulated=to_simulate), self.modules_in)
             state.connected(ray_session)
             state.mark("ray")
@@ -161,8 +164,6 @@ class ClusterRun(Run):
             held.callback(interrupts.ending)
             state.layout = cluster.layout
             state.mark("placed")
-            for warning in cluster.layout.warnings:
-                screen.tell(f"warning: {warning}")
             target = spec.worker.target or "rl_cluster.check_worker.CheckWorker"
             method = spec.worker.method or (None if spec.worker.target else "meet")
             with screen.progress("workers up", cluster.world_size()) as on_progress:
@@ -209,12 +210,11 @@ class ClusterRun(Run):
 
 def inventory_to_simulate(spec: RunSpec) -> Inventory:
     """What ``ray=simulated`` starts for a spec."""
-    from rl_cluster.inventory_file import load_inventory, simulated_inventory
-    from rl_cluster.topology import with_topo_ranks
+    from rl_cluster.inventory_file import load_inventory
+    from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory
 
     if spec.inventory is not None:
-        found = load_inventory(spec.inventory)
-        return attrs.evolve(found, nodes=with_topo_ranks(found.nodes), source=f"a simulated cluster ({found.source})", simulated=True)
+        return inventory_of_file(load_inventory(spec.inventory))
     cpus = len(os.sched_getaffinity(0))
     return simulated_inventory(resolve_local(spec.cluster, cpus), spec.ray)
 

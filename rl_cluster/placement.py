@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 
 import ray
 from attrs import frozen
-from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rl_cluster.errors import ConfigError, PlacementTimeoutError, ResourceInsufficientError
+from rl_cluster.autoscaler import Autoscaler
+from rl_cluster.errors import ConfigError, PlacementTimeoutError, ResourceInsufficientError, WorkerLostError
 from rl_cluster.inventory import Inventory
+from rl_cluster.layout import PlacedBundle
 from rl_cluster.plan import Layout, Shortfall, close_spec, plan_layouts
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.session import look_around, started_here
@@ -95,9 +96,9 @@ def place_all(specs: Sequence[ClusterSpec], *, on_progress: Progress | None = No
     """
     attempts, started = max_attempts(), time.monotonic()
     timeout_s = max(spec.timeout_s for spec in specs)
-    deadline, pause, tried = started + timeout_s, FIRST_PAUSE_S, 0
+    deadline, settled, pause, tried = started + timeout_s, started + LAG_S, FIRST_PAUSE_S, 0
     say = _throttled(on_progress or logger.info)
-    with _Autoscaler() as autoscaler:
+    with Autoscaler() as autoscaler:
         while True:
             inventory = look_around()
             answer = plan_layouts([close_spec(spec, inventory) for spec in specs], inventory)
@@ -108,52 +109,26 @@ def place_all(specs: Sequence[ClusterSpec], *, on_progress: Progress | None = No
                     return [Placement(groups=mine, layout=layout) for mine, layout in zip(groups, answer, strict=True)]
                 say("the planned place was taken by another job before it could be placed; planning again")
             else:
-                now = time.monotonic()
                 if not started_here():
-                    say(f"waiting for resources, {deadline - now:.0f} s left: {answer.headline}")
+                    left = f"waiting for resources, {max(0.0, deadline - time.monotonic()):.0f} s left"
+                    say(f"{left}{' (only nodes that are not there yet would help)' * answer.never}: {answer.headline}")
                     autoscaler.ask(specs, inventory)
-                elif answer.never or now > started + LAG_S:  # nobody else can add to a Ray of our own
+                elif time.monotonic() > settled or not _is_anything_held(specs, inventory):  # nobody else can add to a Ray of our own
                     raise _diagnosed(specs, answer, "")
             out_of_attempts = attempts is not None and tried >= attempts
-            if out_of_attempts or time.monotonic() + pause > deadline:
+            left_s = deadline - time.monotonic()
+            if out_of_attempts or left_s <= 0:
                 limit = f"{RETRIES_VARIABLE}={attempts}" if out_of_attempts else f"cluster.timeout_s={timeout_s:g}"
                 raise _diagnosed(specs, answer if isinstance(answer, Shortfall) else None, limit)
-            time.sleep(pause * random.uniform(0.7, 1.3))  # drivers that met once must not meet for ever
+            # drivers that met once must not meet for ever; the last attempt is at the deadline
+            time.sleep(min(left_s, pause * random.uniform(0.7, 1.3)))
             pause = min(pause * 2, LAST_PAUSE_S if not started_here() else LAG_S / 4)
 
 
-class _Autoscaler:
-    """Asks an autoscaler, where the cluster has one, for what is missing; withdraws the request at the end of the block.
-
-    Ray's request means "so much in all, used or not" and there is one for the whole cluster, so what others hold is asked for too:
-    the autoscaler then adds exactly what is missing.
-    """
-
-    def __init__(self) -> None:
-        self._asked: list[dict[str, float]] | None = None
-
-    def ask(self, specs: Sequence[ClusterSpec], inventory: Inventory) -> None:
-        """Ask for the bundles of these specs beside what is held now; nothing is sent when that is the last request."""
-        seats = [spec for spec in specs for _ in range(sum(close_spec(spec, inventory).bundle_counts))]
-        wanted = [dict(spec.bundle_resources) for spec in seats]
-        names = {name for bundle in wanted for name in bundle}
-        held = [
-            {name: node.total[name] - node.free.get(name, 0.0) for name in names if node.total.get(name, 0.0) > node.free.get(name, 0.0)}
-            for node in inventory.nodes
-            if node.state == "alive"
-        ]
-        bundles = [*wanted, *(bundle for bundle in held if bundle)]
-        if bundles != self._asked:
-            selectors = [dict(spec.label_selector) for spec in seats] + [{}] * (len(bundles) - len(seats))
-            request_resources(bundles=bundles, bundle_label_selectors=selectors)
-            self._asked = bundles
-
-    def __enter__(self) -> _Autoscaler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._asked is not None and ray.is_initialized():
-            request_resources(bundles=[])
+def _is_anything_held(specs: Sequence[ClusterSpec], inventory: Inventory) -> bool:
+    """Whether the answer may be another one once Ray's view has caught up with what was given back just now."""
+    names = {name for spec in specs for name in spec.bundle_resources}
+    return any(node.free.get(name, 0.0) < node.total.get(name, 0.0) for node in inventory.nodes for name in names)
 
 
 def _diagnosed(specs: Sequence[ClusterSpec], shortfall: Shortfall | None, limit: str) -> ResourceInsufficientError:
@@ -250,6 +225,36 @@ def _all_there(groups: Sequence[PlacementGroup]) -> bool:
         return not groups
     table = placement_group_table() if len(groups) > 1 else {}
     return all(table.get(group.id.hex(), {}).get("state") == "CREATED" or there(group) for group in groups[:-1])
+
+
+def check_alive(placed: Placement) -> None:
+    """Ask Ray whether every node of the layout and every placement group is still there.
+
+    Raises:
+        WorkerLostError: A node is gone, or somebody has removed a group; says which logical nodes that is.
+    """
+    layout = placed.layout
+    gone = {bundle.node_id for bundle in layout.bundles} - {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    if gone:
+        addresses = ", ".join(sorted(node.address for node in layout.nodes if node.node_id in gone))
+        lost = [bundle for bundle in layout.bundles if bundle.node_id in gone]
+        raise _lost(layout, lost, f"the node {addresses} is gone, and with it", "build the cluster again once the node is back or replaced")
+    groups = {group.id.hex(): node_idx for node_idx, group in enumerate(placed.groups) if not group.is_empty}
+    table = placement_group_table()
+    removed = {node_idx for group, node_idx in groups.items() if table.get(group, {}).get("state", "REMOVED") == "REMOVED"}
+    if removed:
+        lost = [bundle for bundle in layout.bundles if layout.spec.unified or bundle.node_idx in removed]
+        raise _lost(layout, lost, "somebody has removed the placement group of", "build the cluster again")
+
+
+def _lost(layout: Layout, bundles: Sequence[PlacedBundle], what: str, fix: str) -> WorkerLostError:
+    logical, nodes = sorted({bundle.node_idx for bundle in bundles}), {bundle.node_id for bundle in bundles}
+    return WorkerLostError(
+        f"cluster: {what} logical node {', '.join(map(str, logical))}. Fix: {fix}",
+        ranks=(),
+        node_idx=logical,
+        node=sorted(node.address for node in layout.nodes if node.node_id in nodes),
+    )
 
 
 def _settle(groups: Sequence[PlacementGroup]) -> None:

@@ -50,6 +50,7 @@ MAX_COUNT = 100_000  # of nodes, of accelerators of one, ...: ten times the larg
 MAX_WORLD_SIZE = 1_000_000
 MAX_SECONDS = 10_000_000  # 115 days; waits of Python and of Ray overflow somewhere above
 MAX_AMOUNT = 10**12  # of a resource: Ray counts in steps of 1e-4 in 64 bits
+MIN_AMOUNT = 1e-4  # of a resource, of one worker: Ray counts in this unit
 
 _COUNT = AtMost(MAX_COUNT)
 _COUNTS = (AtMostItems(MAX_COUNT), EachItem(AtLeast(0)), EachItem(_COUNT))
@@ -117,6 +118,7 @@ class ClusterSpec(_Spec):
         metadata=keeps(
             EachKey(_NOT_EMPTY),
             EachKey(NotIn(("CPU", "GPU"), "which has a key of its own", "use cpus_per_bundle and use_gpus")),
+            EachKey(NotIn(("object_store_memory",), "which no bundle can hold", "leave it out")),
             EachValue(MoreThan(0)),
             EachValue(is_finite),
             EachValue(AtMost(MAX_AMOUNT)),
@@ -200,6 +202,12 @@ class ClusterSpec(_Spec):
         if not self.bundles_open and self.world_size > MAX_WORLD_SIZE:
             where = "num_nodes" if counts is None else "bundle_ct_per_node_list"
             yield where, RuleBroken(f"must make at most {MAX_WORLD_SIZE} bundles in all", self.world_size)
+        groups = self.max_colocated_worker_groups
+        for name, amount in self.bundle_resources.items():
+            if amount < groups * MIN_AMOUNT:
+                key = {"CPU": "cpus_per_bundle", self.accelerator: "max_colocated_worker_groups"}.get(name, f"resources.{name}")
+                rule = f"must leave each worker {MIN_AMOUNT:g} {name} at least, the least that Ray counts"
+                yield key, RuleBroken(rule, groups if name == self.accelerator else amount)
         if not self.bundle_resources:
             broken = RuleBroken("must be more than 0 for bundles without a GPU", self.cpus_per_bundle, fix="leave cpus_per_bundle out")
             yield "cpus_per_bundle", broken
@@ -230,12 +238,7 @@ def _no_bundles() -> RuleBroken:
 
 
 def resolve_local(spec: ClusterSpec, cpus: float) -> ClusterSpec:
-    """Close an open spec with as many bundles as a machine's CPUs allow, at least 1; a spec that is not open stays as it is.
-
-    Args:
-        spec: any cluster spec.
-        cpus: CPUs that the machine offers to Ray.
-    """
+    """Close an open spec with as many bundles as the ``cpus`` allow that a machine offers to Ray, at least 1; any other stays as it is."""
     if not spec.bundles_open:
         return spec
     return attrs.evolve(spec, bundles_per_node=max(1, int(cpus // spec.bundle_resources.get("CPU", 1.0))))

@@ -18,9 +18,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl_cluster import grid_data as drawing
 from rl_cluster import placement, python_env, ranks
 from rl_cluster.arguments import check_flag, check_whole, check_wholes
-from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError, WorkerLostError
+from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError
 from rl_cluster.plan import Layout, PlacedBundle
-from rl_cluster.port_keeper import PortKeeper
+from rl_cluster.port_keeper import PortKeeper, bundle_seats, free_ports, results
 from rl_cluster.port_keeper import _get_node_ip_and_free_port as _get_node_ip_and_free_port
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.session import init_ray
@@ -220,7 +220,7 @@ class RayVirtualCluster:
         for bundle in self.layout.bundles:
             group, index = self.bundle_address(bundle)
             node = tables[group]["bundles_to_node_id"].get(index, "")
-            if not node:
+            if not node or tables[group]["state"] == "REMOVED":
                 self.check_alive()
             nodes.append(str(node))
         return nodes
@@ -241,7 +241,7 @@ class RayVirtualCluster:
         Raises:
             ConfigError: On some machine the bundles are not a multiple of ``k``.
         """
-        return ranks.engine_slices(self.layout, k)
+        return ranks.engine_slices(self.layout, check_whole("k", k))
 
     def world_size(self) -> int:
         """Bundles in all."""
@@ -267,7 +267,8 @@ class RayVirtualCluster:
                     ray.remote(PortKeeper).options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
                 )
             keeper = self._port_keeper
-        address, port = ray.get(keeper.lease.remote(self.spec.master_port_range_low, self.spec.master_port_range_high))
+        lease = keeper.lease.remote(self.spec.master_port_range_low, self.spec.master_port_range_high)
+        ((address, port),) = results([lease], self.check_alive)
         return str(address), int(port)
 
     def get_available_address_and_port(self, pg_idx: int, bundle_idx: int) -> tuple[str, int]:
@@ -287,13 +288,14 @@ class RayVirtualCluster:
 
         Returns:
             (address, port) pairs in the same order.
+
+        Raises:
+            ConfigError: A pair names no bundle.
+            WorkerLostError: A bundle is gone.
         """
-        groups = self.get_placement_groups()
         ports = (self.spec.master_port_range_low, self.spec.master_port_range_high)
-        seats = [PlacementGroupSchedulingStrategy(groups[pg if len(groups) > 1 else 0], bundle) for pg, bundle in pg_bundle_pairs]
-        refs = [_get_node_ip_and_free_port.options(scheduling_strategy=seat).remote(*ports) for seat in seats]
-        found = [pair for start in range(0, len(refs), batch_size) for pair in ray.get(refs[start : start + batch_size])]
-        return [(str(address), int(port)) for address, port in found]
+        seats = bundle_seats(self.get_placement_groups(), pg_bundle_pairs)
+        return free_ports(seats, ports, batch_size=check_whole("batch_size", batch_size), check_alive=self.check_alive)
 
     # --- who uses which bundle ---
 
@@ -321,23 +323,14 @@ class RayVirtualCluster:
                 self._groups_per_bundle[bundle] = max(0, self._groups_per_bundle.get(bundle, 0) - 1)
 
     def check_alive(self) -> None:
-        """Ask Ray whether every node of the layout is still there.
+        """Ask Ray whether every node of the layout and every placement group is still there.
 
         Raises:
-            WorkerLostError: A node is gone; says which logical nodes lay on it.
+            WorkerLostError: A node is gone, or somebody has removed a group; says which logical nodes that is.
         """
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        gone = {bundle.node_id for bundle in self.layout.bundles} - alive
-        if gone:
-            addresses = sorted(node.address for node in self.layout.nodes if node.node_id in gone)
-            logical = sorted({bundle.node_idx for bundle in self.layout.bundles if bundle.node_id in gone})
-            raise WorkerLostError(
-                f"cluster: the node {', '.join(addresses)} is gone, and with it logical node {', '.join(map(str, logical))}. "
-                "Fix: build the cluster again once the node is back or replaced",
-                ranks=(),
-                node_idx=logical,
-                node=addresses,
-            )
+        self._init_placement_groups()
+        assert self._placement is not None
+        placement.check_alive(self._placement)
 
     # --- the end ---
 

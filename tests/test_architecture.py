@@ -39,7 +39,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "recipes": {"recipe_plan"},
     "ray": {"ray_home", "ray_start", "reach", "session", "simulate", "simulate_shared"},
-    "cluster": {"placement", "port_keeper", "virtual_cluster"},
+    "cluster": {"autoscaler", "placement", "port_keeper", "virtual_cluster"},
     "workers": {
         *("actors", "bring_up", "bundle_choice", "profiles", "target_check", "target_import"),
         *("worker_boot", "worker_group", "worker_setup"),
@@ -55,6 +55,7 @@ LAYERS: dict[str, set[str]] = {
 # Only these may import Ray when they are imported; all others import it inside the function that needs it, or never.
 IMPORT_RAY = {
     "actors",
+    "autoscaler",
     "bring_up",
     "builders",
     "placement",

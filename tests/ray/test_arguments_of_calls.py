@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from ray_users import Given, Group, Streams
 
-from rl_cluster.builders import build_cluster, build_worker_group
+from rl_cluster.builders import build_cluster, build_clusters, build_worker_group
 from rl_cluster.errors import ConfigError, RlClusterError
+from rl_cluster.virtual_cluster import RayVirtualCluster
 from rl_cluster.worker_group import RayWorkerGroup
 
 pytestmark = pytest.mark.usefixtures("simulated")
@@ -83,3 +84,36 @@ def test_arguments_that_depend_on_the_cluster(arguments: dict[str, Any], problem
         assert str(caught.value) == problem
         with build_worker_group(cluster, Group) as group:
             assert group.world_size == 1
+
+
+OF_A_CLUSTER: dict[str, tuple[Callable[[RayVirtualCluster], Any], str]] = {
+    "slices_fraction": (lambda cluster: cluster.engine_slices(2.0), "k: must be a whole number, got 2.0"),  # type: ignore[arg-type]
+    "slices_flag": (lambda cluster: cluster.engine_slices(True), "k: must be a whole number, got True"),
+    "pairs_text": (
+        lambda cluster: cluster.get_available_addresses_and_ports_batch("00"),  # type: ignore[arg-type]
+        "pg_bundle_pairs: must be a list, got '00'",
+    ),
+    "pair_short": (
+        lambda cluster: cluster.get_available_addresses_and_ports_batch([(0,)]),  # type: ignore[list-item]
+        "pg_bundle_pairs[0]: must be (placement group, bundle), got (0,). Fix: write e.g. (0, 0)",
+    ),
+    "group_outside": (
+        lambda cluster: cluster.get_available_addresses_and_ports_batch([(0, 0), (2, 0)]),
+        "pg_bundle_pairs[1]: must name a placement group (0 to 1), got 2. Fix: name one of them",
+    ),
+    "bundle_outside": (
+        lambda cluster: cluster.get_available_address_and_port(1, -1),
+        "pg_bundle_pairs[0]: must name a bundle of its group (0 to 0), got -1. Fix: name one of them",
+    ),
+}
+
+
+def test_calls_of_a_cluster_that_can_not_be_made() -> None:
+    """One line with the argument's name."""
+    with build_cluster({**ONE, "bundle_ct_per_node_list": [1, 1]}) as cluster:
+        for call, problem in OF_A_CLUSTER.values():
+            with pytest.raises(ConfigError) as caught:
+                call(cluster)
+            assert str(caught.value) == problem
+    with pytest.raises(ConfigError, match=r"^clusters: must be a mapping from name to value, got \["), build_clusters([ONE]):  # type: ignore[arg-type]
+        pass

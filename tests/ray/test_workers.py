@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,28 @@ def test_node_address_and_free_port() -> None:
 
 
 # --- failures ---
+
+
+def test_a_placement_group_that_somebody_has_removed_is_lost() -> None:
+    """Ray itself would wait for its bundles without end, and would name the nodes that they lay on."""
+    with build_cluster(TWO) as cluster:
+        ray.util.remove_placement_group(cluster.get_placement_groups()[1])
+        within(10, lambda: ray.util.placement_group_table(cluster.get_placement_groups()[1])["state"] == "REMOVED")
+        asks: list[Callable[[], Any]] = [
+            cluster.check_alive,
+            cluster.bundle_nodes,
+            lambda: cluster.get_available_address_and_port(1, 0),
+            lambda: cluster.get_available_addresses_and_ports_batch([(0, 0), (1, 0)]),
+        ]
+        for ask in asks:
+            with pytest.raises(WorkerLostError) as caught:
+                ask()
+            assert str(caught.value) == "cluster: somebody has removed the placement group of logical node 1. Fix: build the cluster again"
+            assert (caught.value.facts["node_idx"], caught.value.facts["node"]) == ([1], ["127.0.0.3"])
+        assert cluster.get_master_address_and_port()[0] == "127.0.0.2"
+        ray.util.remove_placement_group(cluster.get_placement_groups()[0])
+        with pytest.raises(WorkerLostError, match="of logical node 0, 1"):
+            cluster.get_master_address_and_port()
 
 
 @pytest.mark.parametrize(
