@@ -10,7 +10,7 @@ from attrs import frozen
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.recipe_file import MAX_BYTES
-from rl_cluster.text_file import UnreadableError, read_text, why_unread
+from rl_cluster.text_file import UnreadableError, check_levels, read_text, why_unread
 
 Path_ = tuple[str, ...]  # keys as they are written, list items by their index
 
@@ -74,6 +74,7 @@ def read_source(file: Path) -> Source:
 
     try:
         text = read_text(file, max_bytes=MAX_BYTES, pipes=False)  # it is read several times
+        check_levels(text)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except UnreadableError as error:
         raise ConfigError(f"{file}:1: {error}") from None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 
 @frozen
@@ -43,6 +43,39 @@ class Inventory:
     source: str = ""  # for a person: "ray at 10.0.0.1:6379", "file tomorrow.yaml", "simulated"
     simulated: bool = False
     can_grow: bool = False  # others may still add nodes or free resources
+    notes: tuple[str, ...] = ()  # for a person: what its source has and it has not
+
+
+# --- a machine of a file whose part a simulated node plays: the node's labels say its names there ---
+
+FILE_ID_LABEL = "rl_cluster/file-node-id"
+FILE_ADDRESS_LABEL = "rl_cluster/file-address"
+FILE_HOSTNAME_LABEL = "rl_cluster/file-hostname"
+FILE_HEAD_LABEL = "rl_cluster/file-head"  # only the head has it
+FILE_LABELS = (FILE_ID_LABEL, FILE_ADDRESS_LABEL, FILE_HOSTNAME_LABEL, FILE_HEAD_LABEL)
+
+
+def without_file_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels that are the machine's own."""
+    return {name: value for name, value in labels.items() if name not in FILE_LABELS}
+
+
+def names_in_file(node: PhysicalNode) -> dict[str, str]:
+    """Labels for the simulated node that plays the part of this machine."""
+    names = {FILE_ID_LABEL: node.node_id, FILE_ADDRESS_LABEL: node.address}
+    if node.hostname:
+        names[FILE_HOSTNAME_LABEL] = node.hostname
+    if node.is_head:
+        names[FILE_HEAD_LABEL] = "true"
+    return names
+
+
+def _named_as_in_file(node: PhysicalNode) -> PhysicalNode:
+    """A simulated node under the names of its machine in the file, so that the same words mean the same in a plan and its rehearsal."""
+    address = node.labels.get(FILE_ADDRESS_LABEL)
+    if address is None:
+        return node
+    return evolve(node, address=address, hostname=node.labels.get(FILE_HOSTNAME_LABEL, ""), is_head=FILE_HEAD_LABEL in node.labels)
 
 
 # --- looking at a running Ray ---
@@ -65,7 +98,7 @@ def snapshot_inventory(*, holders: bool = False, can_grow: bool = False, simulat
         source: How a person calls this cluster; default: ``ray at <address of the GCS>``.
 
     Returns:
-        All nodes that Ray knows, dead ones included, in topology order.
+        All nodes that Ray knows, dead ones included, in topology order; simulated ones that play machines of a file, by their names there.
 
     Raises:
         ClusterUnreachableError: This process is not connected to a Ray cluster.
@@ -92,19 +125,18 @@ def snapshot_inventory(*, holders: bool = False, can_grow: bool = False, simulat
         total = _plain(entry["Resources"])
         left = _plain(free.get(node_id, {})) if alive else {}
         named = held.get(node_id, ())
-        nodes.append(
-            PhysicalNode(
-                node_id=node_id,
-                address=entry["NodeManagerAddress"],
-                hostname=entry["NodeManagerHostname"],
-                total=total,
-                free=left,
-                labels=dict(entry.get("Labels") or {}),
-                is_head=HEAD_RESOURCE in total,
-                state="dead" if not alive else "draining" if node_id in draining else "alive",
-                holders=(*named, *_unnamed(total, left, named)) if holders and alive else (),
-            )
+        node = PhysicalNode(
+            node_id=node_id,
+            address=entry["NodeManagerAddress"],
+            hostname=entry["NodeManagerHostname"],
+            total=total,
+            free=left,
+            labels=dict(entry.get("Labels") or {}),
+            is_head=HEAD_RESOURCE in total,
+            state="dead" if not alive else "draining" if node_id in draining else "alive",
+            holders=(*named, *_unnamed(total, left, named)) if holders and alive else (),
         )
+        nodes.append(_named_as_in_file(node))
     if not source:
         source = f"ray at {ray.get_runtime_context().gcs_address}"
     return Inventory(nodes=tuple(sorted(nodes, key=node_key)), source=source, simulated=simulated, can_grow=can_grow)

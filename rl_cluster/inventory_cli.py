@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _look(address: str | None, *, holders: bool) -> str:
     from rl_cluster import reach, session
     from rl_cluster.errors import ClusterUnreachableError
-    from rl_cluster.inventory_file import dump_inventory
+    from rl_cluster.inventory_dump import dump_inventory
     from rl_cluster.schema import RaySpec
 
     found = reach.address_in_reach(RaySpec(address=address))

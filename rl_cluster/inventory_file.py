@@ -1,4 +1,4 @@
-"""Inventories without a Ray: read from a file, written to one, or made up to fit a spec.
+"""Inventories without a Ray, read from a file.
 
 The file is YAML; only ``nodes`` is needed, and of each node only ``resources``, with its CPU (every bundle takes CPUs unless told
 otherwise, so a node that is written without them would silently never be used)::
@@ -6,11 +6,12 @@ otherwise, so a node that is written without them would silently never be used):
     nodes:
       - address: 10.0.0.1        # default: 10.0.0.<n>; with count it rises by one per node
         count: 8                 # as many nodes like this one
+        node_id: a               # default: node-<address>; needed where several nodes have one address
         resources: {GPU: 8, CPU: 128}
-        free: {GPU: 4}           # default: as much as resources says
+        free: {GPU: 4}           # default: as much as resources says; what else is not free may be said by holders
         labels: {ray.io/gpu-domain: rack-1}
         hostname: worker-1
-        head: false
+        head: false              # true for one node at most
         state: alive             # alive | draining | dead
         holders: [{kind: actor, name: engine, id: 5f, job_id: '02', resources: {GPU: 4}}]
 """
@@ -19,7 +20,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,21 +30,27 @@ from typing import Any
 from attrs import field, frozen
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.inventory import HEAD_RESOURCE, Holder, Inventory, PhysicalNode
-from rl_cluster.rules import shown
+from rl_cluster.inventory import Holder, Inventory, PhysicalNode
+from rl_cluster.rules import RuleBroken
 from rl_cluster.schema import MAX_AMOUNT
-from rl_cluster.simulated_inventory import simulated_inventory
 from rl_cluster.text_file import UnreadableError, read_text, why_unread
+from rl_cluster.topology import TOPO_RANK_LABEL, rank_of_label
 
-__all__ = ["dump_inventory", "load_inventory", "parse_inventory", "simulated_inventory"]
+__all__ = ["load_inventory", "near_resource", "parse_inventory"]
 
-NODE_KEYS = ("address", "count", "resources", "free", "labels", "hostname", "head", "state", "holders")
+NODE_KEYS = ("address", "count", "node_id", "resources", "free", "labels", "hostname", "head", "state", "holders")
 HOLDER_KEYS = ("kind", "name", "id", "job_id", "resources")
 STATES = ("alive", "draining", "dead")
 HOLDER_KINDS = ("placement_group", "actor", "unknown")
 MAX_COUNT = 100_000
+MAX_NODES = 1_000_000  # of a file
+MAX_MEMORY = 10**14  # bytes; Ray's own limit of any amount, and machines have more memory than MAX_AMOUNT
 MAX_BYTES = 64 * 2**20  # several hundred thousand nodes that are written one by one
 RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's own that people misspell
+UNIT = 1e-4  # of a resource, in which Ray counts
+
+_NAME = re.compile(r"[^\s:/\[\]\x00-\x1f\x7f]+")  # of a host
+_NAME_RULE = "must be an IP address or a host name, without a port or a blank"
 
 
 def load_inventory(path: str | PathLike[str]) -> Inventory:
@@ -57,28 +66,60 @@ def load_inventory(path: str | PathLike[str]) -> Inventory:
 
     path = Path(path)
     try:
-        content = yaml.safe_load(read_text(path, max_bytes=MAX_BYTES))
+        content, twice = _read_yaml(read_text(path, max_bytes=MAX_BYTES))
     except UnreadableError as error:
         raise ConfigError(f"inventory {path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"inventory {path}: must be YAML, got {' '.join(str(error).split())}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"inventory {path}: must be YAML, got {why_unread(error)}") from None
+    if twice:
+        lines = [f"inventory {path}: line {line}: {key}: must stand once in its group, got it again" for line, key in twice]
+        raise ConfigError(problems=lines)
     return parse_inventory(content, source=f"file {path}")
+
+
+def _read_yaml(text: str) -> tuple[object, list[tuple[int, str]]]:
+    """The content, and the keys (with their lines) that a group has more than once, of which YAML keeps the last."""
+    import yaml
+
+    twice: list[tuple[int, str]] = []
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_mapping_node(self, anchor: object) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    twice.append((key.start_mark.line + 1, str(key.value)))
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+            return node
+
+    return yaml.load(text, Loader=Loader), twice
 
 
 def parse_inventory(content: object, *, source: str = "file") -> Inventory:
     """An inventory from the plain content of an inventory file. Errors are those of `load_inventory`."""
     reader = _Reader(source)
     nodes = list(reader.nodes(content))
-    seen: dict[str, str] = {}
-    for where, node in nodes:
-        if node.address in seen:
-            reader.broken(f"{where}.address", f"must differ from that of {seen[node.address]}", node.address)
-        seen.setdefault(node.address, where)
+    reader.check_together(nodes)
     if reader.problems:
         raise ConfigError(problems=reader.problems)
-    return Inventory(tuple(node for _, node in nodes), source=source)
+    return Inventory(tuple(entry.node for entry in nodes), source=source)
+
+
+def near_resource(name: str) -> str | None:
+    """The resource of Ray's own that another name was probably meant to be (``GPUs``, ``cpu``), or None."""
+    near = next((known for known in RAYS_RESOURCES if name.lower().rstrip("s") == known.lower()), None)
+    return None if near == name else near
+
+
+@frozen
+class _Entry:
+    where: str
+    node: PhysicalNode
+    has_address: bool  # it is written, and no default
+    has_id: bool
 
 
 @frozen
@@ -86,27 +127,48 @@ class _Reader:
     source: str
     problems: list[str] = field(factory=list)
 
-    def broken(self, where: str, rule: str, value: object, *, fix: str = "") -> None:
-        self.problems.append(f"inventory {self.source}: {where}: {rule}, got {shown(value)}{f'. Fix: {fix}' if fix else ''}")
+    def broken(self, where: str, rule: str, value: object, *, fix: str = "", note: str = "") -> None:
+        self.problems.append(f"inventory {self.source}: {RuleBroken(rule, value, fix=fix, note=note).line(where)}")
 
-    def nodes(self, content: object) -> Iterator[tuple[str, PhysicalNode]]:
-        if not isinstance(content, Mapping) or not isinstance(content.get("nodes"), list) or not content["nodes"]:
-            got = list(content) if isinstance(content, Mapping) else content
-            return self.broken("nodes", "must be a list with at least one node", got)
+    def nodes(self, content: object) -> Iterator[_Entry]:
+        nodes = content.get("nodes", list(content)) if isinstance(content, Mapping) else content
+        if not isinstance(content, Mapping) or "nodes" not in content or not isinstance(nodes, list) or not nodes:
+            return self.broken("nodes", "must be a list with at least one node", nodes)
         for key in content:
             if key not in ("nodes", "source"):
                 self.broken(str(key), "must be one of nodes, source", key)
         number = 0
-        for index, entry in enumerate(content["nodes"]):
+        for index, entry in enumerate(nodes):
             where = f"nodes[{index}]"
             if not isinstance(entry, Mapping):
                 self.broken(where, "must be a mapping with resources", entry)
                 continue
             for made in self.entry(where, entry, number):
                 number += 1
-                yield where, made
+                if number > MAX_NODES:
+                    return self.broken(where, f"must be at most {MAX_NODES} nodes in all", number)
+                yield made
 
-    def entry(self, where: str, entry: Mapping[Any, Any], number: int) -> Iterator[PhysicalNode]:
+    def check_together(self, entries: Sequence[_Entry]) -> None:
+        """What no node says alone: no node stands twice, and one is the head."""
+        seen: dict[str, _Entry] = {}
+        heads: list[_Entry] = []
+        for entry in entries:
+            node = entry.node
+            first = seen.setdefault(node.node_id, entry)
+            if first is not entry and (entry.has_id or first.has_id):
+                self.broken(f"{entry.where}.node_id", f"must differ from that of {first.where}", node.node_id)
+            elif first is not entry:
+                rule = f"must differ from that of {first.where}" + ("" if first.has_address else ", which is a default")
+                note = "" if entry.has_address else "by default"
+                fix = "" if entry.has_address and first.has_address else "write the address of each node"
+                self.broken(f"{entry.where}.address", rule, node.address, fix=fix, note=note)
+            if node.is_head and node.state != "dead":
+                heads.append(entry)
+        for entry in heads[1:2]:
+            self.broken(f"{entry.where}.head", f"must be true for one node at most, and is for {heads[0].where}", True)
+
+    def entry(self, where: str, entry: Mapping[Any, Any], number: int) -> Iterator[_Entry]:
         problems = len(self.problems)
         for key in entry:
             if key not in NODE_KEYS:
@@ -114,50 +176,93 @@ class _Reader:
         count = entry.get("count", 1)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
             self.broken(f"{where}.count", f"must be a whole number from 1 to {MAX_COUNT}", count)
+            count = 1
         if "resources" not in entry:
             self.broken(f"{where}.resources", "must be there", None)
         total = self.amounts(f"{where}.resources", entry.get("resources", {}))
         if isinstance(entry.get("resources"), Mapping) and entry.get("state") != "dead":
             self.resource_names(f"{where}.resources", [str(name) for name in entry["resources"]])
-        free = {**total, **self.amounts(f"{where}.free", entry.get("free", {}))}
-        for name, amount in free.items():
-            if amount > total.get(name, 0.0):
-                self.broken(f"{where}.free.{name}", f"must be at most what resources says ({total.get(name, 0.0):g})", amount)
+        free = {**total, **self.free(f"{where}.free", entry)}
         labels = self.texts(f"{where}.labels", entry.get("labels", {}))
+        rank = labels.get(TOPO_RANK_LABEL)
+        if rank and rank_of_label(rank) is None:
+            self.broken(f"{where}.labels.{TOPO_RANK_LABEL}", "must be a number", rank)
         state = entry.get("state", "alive")
         if state not in STATES:
             self.broken(f"{where}.state", f"must be one of {', '.join(STATES)}", state)
         head = entry.get("head", False)
         if not isinstance(head, bool):
             self.broken(f"{where}.head", "must be true or false", head)
+        hostname = entry.get("hostname", "")
+        if hostname != "" and not (isinstance(hostname, str) and _NAME.fullmatch(hostname)):
+            self.broken(f"{where}.hostname", "must be a host name, a text without a blank", hostname)
+        node_id = entry.get("node_id")
+        if "node_id" in entry and (not isinstance(node_id, str) or not node_id.strip() or count != 1):
+            self.broken(f"{where}.node_id", "must be a text that is not empty, of one node (count: 1)", node_id)
         holders = tuple(self.holders(f"{where}.holders", entry.get("holders", [])))
-        addresses = self.addresses(f"{where}.address", entry.get("address"), count, number)
+        addresses = self.addresses(f"{where}.address", entry, count, number)
         if len(self.problems) > problems:
             return
-        for address in addresses(count):
-            yield PhysicalNode(
-                node_id=f"node-{address}",
+        if state != "dead":
+            self.check_held(where, total, free, holders)
+        for address in addresses:
+            node = PhysicalNode(
+                node_id=node_id or f"node-{address}",
                 address=address,
                 total=total,
                 free={} if state == "dead" else free,
-                hostname=str(entry.get("hostname", "")),
+                hostname=hostname,
                 labels=labels,
                 is_head=head,
                 state=state,
                 holders=holders,
             )
+            yield _Entry(where, node, has_address="address" in entry, has_id=node_id is not None)
 
-    def addresses(self, where: str, first: object, count: object, number: int) -> Callable[[int], Iterator[str]]:
-        if first is None:
-            start: Any = ipaddress.ip_address("10.0.0.1") + number
-        else:
-            try:
-                start = ipaddress.ip_address(str(first))
-            except ValueError:
-                if count != 1 or not isinstance(first, str) or not first:
-                    self.broken(where, "must be an IP address where count is more than 1" if first else "must not be empty", first)
-                return lambda _: iter([str(first)])
-        return lambda count: (str(start + step) for step in range(count))
+    def addresses(self, where: str, entry: Mapping[Any, Any], count: int, number: int) -> Iterator[str]:
+        first = entry.get("address", str(ipaddress.ip_address("10.0.0.1") + number))
+        if not isinstance(first, str):
+            self.broken(where, f"{_NAME_RULE}, a text", first)
+            return iter(())
+        try:
+            start: Any = ipaddress.ip_address(first)
+        except ValueError:
+            if not _NAME.fullmatch(first):
+                self.broken(where, _NAME_RULE, first)
+            elif count > 1:
+                self.broken(where, "must be an IP address where count is more than 1", first)
+            return iter([first])
+        last = 2**start.max_prefixlen - 1
+        if int(start) + count - 1 > last:
+            self.broken(where, f"must leave room for {count} addresses that rise by one", first)
+            return iter(())
+        return (str(start + step if step else start) for step in range(count))
+
+    def free(self, where: str, entry: Mapping[Any, Any]) -> dict[str, float]:
+        free = self.amounts(where, entry.get("free", {}))
+        resources = entry.get("resources")
+        if not isinstance(resources, Mapping):
+            return {}
+        names = [str(name) for name in resources]
+        total = {str(name): amount for name, amount in resources.items()}
+        for name, amount in free.items():
+            if name not in names:
+                near = near_resource(name)
+                fix = f"write {near}" if near in names else "say it in resources as well"
+                self.broken(f"{where}.{name}", "must be one of resources", name, fix=fix)
+            elif isinstance(total[name], (int, float)) and amount > total[name]:
+                self.broken(f"{where}.{name}", f"must be at most what resources says ({total[name]:g})", amount)
+        return free
+
+    def check_held(self, where: str, total: Mapping[str, float], free: Mapping[str, float], holders: Sequence[Holder]) -> None:
+        held: Counter[str] = Counter()
+        for holder in holders:
+            held.update(holder.resources)
+        for name, amount in held.items():
+            taken = total.get(name, 0.0) - free.get(name, 0.0)
+            if amount > taken + UNIT:
+                has = f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} free"
+                self.broken(f"{where}.holders", f"must hold at most what is not free of {name} ({has})", round(amount, 4))
 
     def amounts(self, where: str, value: object) -> dict[str, float]:
         if not isinstance(value, Mapping):
@@ -165,10 +270,11 @@ class _Reader:
             return {}
         amounts = {}
         for name, amount in value.items():
+            most = MAX_MEMORY if name in ("memory", "object_store_memory") else MAX_AMOUNT
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
-                self.broken(f"{where}.{name}", "must be a number, at least 0", amount)
-            elif amount > MAX_AMOUNT:
-                self.broken(f"{where}.{name}", f"must be at most {MAX_AMOUNT}", amount)
+                self.broken(f"{where}.{name}", "must be a number, at least 0", amount, note=_if_a_text(amount))
+            elif amount > most:
+                self.broken(f"{where}.{name}", f"must be at most {most}", amount)
             else:
                 amounts[str(name)] = float(amount)
         return amounts
@@ -177,7 +283,7 @@ class _Reader:
         """A misspelt name of Ray's own would be a custom resource that nothing asks for."""
         meant = set()
         for name in names:
-            near = next((known for known in RAYS_RESOURCES if name.lower().rstrip("s") == known.lower()), None)
+            near = near_resource(name)
             if near is not None and near not in names:
                 meant.add(near)
                 self.broken(f"{where}.{name}", "must be a resource by Ray's name", name, fix=f"write {near}")
@@ -201,50 +307,19 @@ class _Reader:
             if not isinstance(entry, Mapping) or entry.get("kind") not in HOLDER_KINDS or set(entry) - set(HOLDER_KEYS):
                 self.broken(place, f"must have the keys {', '.join(HOLDER_KEYS)} and a kind of {', '.join(HOLDER_KINDS)}", entry)
                 continue
-            kind, name, id_, job_id = (str(entry.get(key, "")) for key in HOLDER_KEYS[:4])
+            words = self.texts(place, {key: entry[key] for key in HOLDER_KEYS[:4] if key in entry})
+            kind, name, id_, job_id = (words.get(key, "") for key in HOLDER_KEYS[:4])
             yield Holder(kind, name, id_, job_id, self.amounts(f"{place}.resources", entry.get("resources", {})))
 
 
-def dump_inventory(inventory: Inventory) -> str:
-    """The text of an inventory file that `load_inventory` reads as the same nodes.
-
-    Left out is what Ray makes up for each node (``node:`` resources, the object store, the label with its random id).
-    """
-    import yaml
-
-    nodes = []
-    for node in inventory.nodes:
-        total = _kept(node.total)
-        if node.state != "dead":
-            total = {"CPU": 0, **total}  # Ray leaves out what a node has none of
-        free = _kept(node.free)
-        held = {name: free.get(name, 0) for name, amount in total.items() if free.get(name, 0) != amount}
-        labels = {name: text for name, text in node.labels.items() if name != "ray.io/node-id"}
-        entry: dict[str, Any] = {"address": node.address, "resources": total}
-        if held and node.state != "dead":
-            entry["free"] = held
-        if labels:
-            entry["labels"] = labels
-        if node.hostname:
-            entry["hostname"] = node.hostname
-        if node.is_head:
-            entry["head"] = True
-        if node.state != "alive":
-            entry["state"] = node.state
-        if node.holders:
-            entry["holders"] = [
-                {"kind": holder.kind, "name": holder.name, "id": holder.id, "job_id": holder.job_id, "resources": _kept(holder.resources)}
-                for holder in node.holders
-            ]
-        nodes.append(entry)
-    text: str = yaml.safe_dump({"source": inventory.source, "nodes": nodes}, sort_keys=False, default_flow_style=None, width=140)
-    return text
-
-
-def _kept(resources: Mapping[str, float]) -> dict[str, float]:
-    made_by_ray = (HEAD_RESOURCE, "object_store_memory")
-    return {
-        name: int(amount) if amount == int(amount) else amount
-        for name, amount in sorted(resources.items())
-        if name not in made_by_ray and not name.startswith("node:")
-    }
+def _if_a_text(amount: object) -> str:
+    """What to write for a number in quotes, or for one like 1e9, which YAML 1.1 takes for a text."""
+    try:
+        number = float(amount) if isinstance(amount, str) else math.nan
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    mantissa, _, exponent = f"{number:.12g}".partition("e")
+    yaml_number = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent}" if exponent else mantissa
+    return f"(a text in YAML: write {yaml_number})"

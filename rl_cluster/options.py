@@ -18,7 +18,7 @@ from attrs import Factory, define
 from rl_cluster import rules
 from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, option_names
 from rl_cluster.rules import RuleBroken, shortened
-from rl_cluster.text_file import why_unread
+from rl_cluster.text_file import UnreadableError, check_brackets, why_unread
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -180,7 +180,10 @@ def parse_words(overrides: Sequence[str], problems: list[str]) -> list[tuple[str
     try:
         for word in overrides:
             try:
+                check_brackets(word)
                 parsed.append((word, parser.parse_override(word)))
+            except UnreadableError as error:
+                problems.append(f"{word.partition('=')[0].lstrip('+~')}: {error}")
             except ValueError as error:
                 key, _, value = word.partition("=")
                 problems.append(RuleBroken(f"must be a value that can be read ({why_unread(error)})", value).line(key.lstrip("+~")))

@@ -19,7 +19,7 @@ from rl_cluster import config, options, rules
 from rl_cluster.errors import ConfigError
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.rules import RuleBroken
-from rl_cluster.text_file import UnreadableError, read_text, why_unread
+from rl_cluster.text_file import UnreadableError, check_levels, read_text, why_unread
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -278,6 +278,7 @@ def _read(file: Path, where: str, problems: list[str]) -> dict[Any, Any] | None:
 
     try:
         text = read_text(file, max_bytes=MAX_BYTES)
+        check_levels(text)
         loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
     except UnreadableError as error:
         problems.append(f"{where}: {error}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.inventory import PhysicalNode
+from rl_cluster.inventory import FILE_ID_LABEL, PhysicalNode
 from rl_cluster.schema import ClusterSpec
 
 # The grammar that Ray checks (Kubernetes label values; `!`, `in(...)`, `!in(...)`), see ray.util.placement_group's bundle_label_selector.
@@ -53,7 +53,7 @@ def _is_named(node: PhysicalNode, name: str) -> bool:
     key, equals, value = name.partition("=")
     if equals:
         return node.labels.get(key) == value
-    return name in (node.node_id, node.address, node.hostname)
+    return name in (node.node_id, node.address, node.hostname, node.labels.get(FILE_ID_LABEL))
 
 
 def unusable_reasons(spec: ClusterSpec, nodes: Sequence[PhysicalNode]) -> list[tuple[str, str] | None]:

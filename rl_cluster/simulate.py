@@ -15,7 +15,7 @@ from pathlib import Path
 from attrs import frozen
 
 from rl_cluster.errors import RlClusterError
-from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.inventory import FILE_ADDRESS_LABEL, Inventory, PhysicalNode
 from rl_cluster.numa.affinity_file import write_affinity_file
 from rl_cluster.ray_home import ray_home
 from rl_cluster.ray_start import quick_worker_starts, real_devices_hidden, unannounced
@@ -54,7 +54,8 @@ def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
     """Start one Ray node for each node of the inventory; stop them all on every way out.
 
     Args:
-        inventory: What to start; resources and labels are taken, addresses are made up by Ray and us.
+        inventory: What to start: all of each node's resources, whole amounts, and its labels; Ray's head is the node that is head here,
+            else the first. Addresses are made up by Ray and us.
 
     Yields:
         The running cluster. Connect with ``ray.init(address=cluster.address)``; disconnect before this context ends.
@@ -62,7 +63,7 @@ def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
     if not inventory.nodes:
         raise RlClusterError("ray.simulated_nodes: must be at least 1, got 0. Fix: leave it out, the size then follows from the cluster")
     with ray_home() as home, _nodes(inventory, home) as (address, node_ids):
-        gpus = max(int(node.total.get("GPU", 0)) for node in inventory.nodes)
+        gpus = int(max(node.total.get("GPU", 0) for node in inventory.nodes))
         affinity = home / "gpu_cpu_affinity"
         write_affinity_file(str(affinity), made_up_affinity(gpus, sorted(os.sched_getaffinity(0))), simulated=True)
         yield SimulatedCluster(address=address, home=home, affinity_file=affinity, node_ids=node_ids)
@@ -76,7 +77,8 @@ def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, .
     cluster = Cluster()
     node_ids: list[str] = []
     try:
-        for number, node in enumerate(inventory.nodes):
+        head_first = sorted(inventory.nodes, key=lambda node: not node.is_head)
+        for number, node in enumerate(head_first):
             arguments = _node_arguments(node, home)
             if number:
                 high, low = divmod(number, 250)
@@ -96,7 +98,7 @@ def _node_arguments(node: PhysicalNode, home: Path) -> dict[str, object]:
     known = {"CPU", "GPU", "memory", "object_store_memory"}
     resources = {name: amount for name, amount in node.total.items() if name not in known and not name.startswith("node:")}
     labels = {name: value for name, value in node.labels.items() if name != "ray.io/node-id"}
-    return {
+    arguments: dict[str, object] = {
         "num_cpus": int(node.total.get("CPU", 0)),
         "num_gpus": int(node.total.get("GPU", 0)),
         "resources": resources or None,
@@ -104,3 +106,6 @@ def _node_arguments(node: PhysicalNode, home: Path) -> dict[str, object]:
         "object_store_memory": OBJECT_STORE_BYTES,
         "temp_dir": str(home),
     }
+    if "memory" in node.total or FILE_ADDRESS_LABEL in labels:  # else it is this machine's
+        arguments["memory"] = int(node.total.get("memory", 0))
+    return arguments

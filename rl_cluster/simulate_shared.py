@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from rl_cluster.inventory import Inventory
+from rl_cluster.inventory import FILE_ADDRESS_LABEL, Inventory
 from rl_cluster.schema import RaySpec
 from rl_cluster.simulate import SimulatedCluster, simulated_cluster
 from rl_cluster.simulated_union import covers, union_inventory
@@ -68,7 +68,8 @@ class SharedSimulation:
 
 def _kind(spec: RaySpec, wanted: Inventory) -> Hashable:
     """Jobs whose sizes of the simulation were said by the user (or described in a file) mean just those, and share with their like."""
-    return wanted.source, spec.simulated_nodes, spec.simulated_gpus_per_node, spec.simulated_cpus_per_node
+    of_file = repr(wanted.nodes) if any(FILE_ADDRESS_LABEL in node.labels for node in wanted.nodes) else ""
+    return wanted.source, of_file, spec.simulated_nodes, spec.simulated_gpus_per_node, spec.simulated_cpus_per_node
 
 
 _SHARED: list[SharedSimulation] = []

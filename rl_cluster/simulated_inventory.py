@@ -1,17 +1,18 @@
-"""The nodes that a simulated Ray cluster starts for a spec."""
+"""The nodes that a simulated Ray cluster starts, for a spec or for the machines of a file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
-from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.errors import ConfigError
+from rl_cluster.inventory import Inventory, PhysicalNode, names_in_file, without_file_labels
 from rl_cluster.packing import pack
 from rl_cluster.schema import ClusterSpec, RaySpec, resolve_local
 from rl_cluster.selectors import parse_selector
-from rl_cluster.topology import DOMAIN_LABEL, TOPO_RANK_LABEL
+from rl_cluster.topology import DOMAIN_LABEL, TOPO_RANK_LABEL, node_key, sort_nodes
 
 
 def simulated_inventory(spec: ClusterSpec, ray_spec: RaySpec) -> Inventory:
@@ -43,7 +44,7 @@ def simulated_inventory(spec: ClusterSpec, ray_spec: RaySpec) -> Inventory:
     if spec.use_gpus:
         gpus = largest if ray_spec.simulated_gpus_per_node is None else ray_spec.simulated_gpus_per_node
         total[spec.accelerator] = float(gpus)
-    total.update({name: amount * max(bundles, 1) for name, amount in spec.resources.items()})
+    total.update({name: _whole(amount * max(bundles, 1)) for name, amount in spec.resources.items()})
     labels = _labels(spec)
     number = ray_spec.simulated_nodes or _nodes_needed(counts, bundles, spec)
     per_domain = spec.segment_size
@@ -91,6 +92,66 @@ def simulated_inventory_for_all(specs: Sequence[ClusterSpec], ray_spec: RaySpec,
     return Inventory(
         tuple(_numbered(node, index) for index, node in enumerate(nodes)), source="a simulated cluster, made up to fit", simulated=True
     )
+
+
+def _whole(amount: float) -> float:
+    """Rounded up, for Ray starts no node with a part of a resource; not for what only binary fractions add."""
+    return float(math.ceil(round(amount, 4)))
+
+
+def inventory_of_file(found: Inventory) -> Inventory:
+    """What a simulated Ray starts for the machines of a file: the living ones, each with what is free on it.
+
+    Args:
+        found: The machines as the file has them.
+
+    Returns:
+        Nodes in topology order with nothing held, each with its names in the file as labels; ``notes`` says what is not started.
+
+    Raises:
+        ConfigError: No machine is alive, a topology rank stands twice, or an amount is not whole.
+    """
+    living = [node for node in sort_nodes(found.nodes) if node.state == "alive"]
+    if not living:
+        raise ConfigError(f"inventory {found.source}: must have a living machine to be simulated, got {len(found.nodes)} that are not")
+    problems = [
+        f"inventory {found.source}: {node.address}: {name} must be a whole number to be simulated (Ray starts no other), got {amount:g}"
+        for node in living
+        for name, amount in node.total.items()
+        if amount != int(amount)
+    ]
+    if problems:
+        raise ConfigError(problems=problems)
+    return Inventory(
+        tuple(_played(node) for node in living),
+        source=f"a simulated cluster ({found.source})",
+        simulated=True,
+        notes=tuple(_not_started(found, living)),
+    )
+
+
+def _played(node: PhysicalNode) -> PhysicalNode:
+    """A part of a GPU is free beside a worker that holds the other part; Ray starts no node with that."""
+    free = {name: float(int(amount + 1e-6)) for name, amount in node.free.items()}
+    return attrs.evolve(node, total=free, free=free, labels={**without_file_labels(node.labels), **names_in_file(node)}, holders=())
+
+
+def _not_started(found: Inventory, living: Sequence[PhysicalNode]) -> Iterator[str]:
+    held = {}
+    for node in living:
+        started = _played(node).total
+        short = [f"{amount - started[name]:g} of {amount:g} {name}" for name, amount in node.total.items() if started[name] < amount]
+        if short:
+            held[node.address] = f"{' and '.join(short)} on {node.address}"
+    if held:
+        yield f"held in {found.source} and so not started: {_first_few(list(held.values()))}"
+    gone = [f"{node.address} ({node.state})" for node in sorted(found.nodes, key=node_key) if node.state != "alive"]
+    if gone:
+        yield f"not alive in {found.source} and so not started: {_first_few(gone)}"
+
+
+def _first_few(texts: Sequence[str], *, most: int = 8) -> str:
+    return "; ".join(texts[:most]) + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _numbered(node: PhysicalNode, index: int) -> PhysicalNode:

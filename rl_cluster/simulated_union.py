@@ -22,6 +22,8 @@ def union_inventory(wanted: Sequence[Inventory]) -> Inventory:
     Returns:
         The nodes, numbered anew by their topology rank. With a head without resources if any of them has one.
     """
+    if all(inventory == wanted[0] for inventory in wanted[1:]):
+        return wanted[0]
     nodes: list[PhysicalNode] = []
     heads: list[PhysicalNode] = []
     for inventory in wanted:

@@ -6,12 +6,14 @@ import errno
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
-__all__ = ["UnreadableError", "read_text", "why_unread"]
+__all__ = ["UnreadableError", "check_brackets", "check_levels", "read_text", "why_unread"]
 
 SILENCE_S = 10.0  # after which a pipe in which nothing comes is left
+MAX_LEVELS = 50  # of groups and lists in each other; at some more, YAML, omegaconf and Hydra's grammar end with a RecursionError
 _CHUNK = 65536  # bytes
 _KINDS = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
@@ -72,8 +74,37 @@ def _chunks(number: int, max_bytes: int, *, pipes: bool) -> Iterator[bytes]:
         raise UnreadableError("must be a readable file, got an empty pipe (one can be read once only)")
 
 
+def check_levels(text: str) -> None:
+    """Whether a YAML text has no more levels than can be read; it may have other mistakes.
+
+    Raises:
+        UnreadableError: It has more than `MAX_LEVELS`.
+        YAMLError: It is no YAML.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    starts, ends = (yaml.MappingStartEvent, yaml.SequenceStartEvent), (yaml.MappingEndEvent, yaml.SequenceEndEvent)
+    _check_depth(isinstance(event, starts) - isinstance(event, ends) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+
+
+def check_brackets(word: str) -> None:
+    """The same for a word of the command line.
+
+    Raises:
+        UnreadableError: It has more brackets in each other than `MAX_LEVELS`.
+    """
+    _check_depth((letter in "([{") - (letter in ")]}") for letter in word)
+
+
+def _check_depth(steps: Iterable[int]) -> None:
+    if any(depth > MAX_LEVELS for depth in accumulate(steps)):
+        raise UnreadableError(f"must have at most {MAX_LEVELS} levels in each other, got more")
+
+
 def why_unread(error: Exception) -> str:
     """What YAML or omegaconf says of a text that it refuses, in one line."""
     if isinstance(error, ValueError) and "integer string conversion" in str(error):
         return "a number of more than 4300 digits"  # Python reads no such number
+    if isinstance(error, RecursionError):
+        return "more levels in each other than can be read"
     return " ".join(str(getattr(error, "problem", None) or error).split())

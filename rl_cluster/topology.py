@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Sequence
 
-from attrs import evolve
-
 from rl_cluster.errors import ConfigError
-from rl_cluster.inventory import PhysicalNode
+from rl_cluster.inventory import FILE_ID_LABEL, PhysicalNode
+from rl_cluster.rules import shown
 
 DOMAIN_LABEL = "ray.io/gpu-domain"
 DOMAIN_RESOURCE_PREFIX = "nvlink_domain_"
@@ -20,13 +20,19 @@ NaturalKey = tuple[tuple[int, int, str], ...]
 AddressKey = tuple[int, int, NaturalKey]
 NodeKey = tuple[bool, NaturalKey, float, AddressKey, NaturalKey, str]
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = re.compile(r"([0-9]+)")  # \d would take digits of other scripts, too
 
 
 def natural_key(text: str | int) -> NaturalKey:
     """A sort key that reads runs of digits as numbers, so that ``node9`` comes before ``node10`` and ``"9"`` before ``"10"``."""
-    parts = _DIGITS.split(str(text))
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part)
+    parts = enumerate(_DIGITS.split(str(text)))  # the odd ones are digits
+    return tuple(_number_key(part) if place % 2 else (1, 0, part) for place, part in parts if part)
+
+
+def _number_key(digits: str) -> tuple[int, int, str]:
+    """The longer number is the larger one; Python makes no int of more than 4300 digits."""
+    digits = digits.lstrip("0")
+    return 0, len(digits), digits
 
 
 def address_key(address: str) -> AddressKey:
@@ -36,7 +42,7 @@ def address_key(address: str) -> AddressKey:
         address: An address or host name as Ray reports it (``NodeManagerAddress``), without a port.
     """
     parts = address.split(".")
-    if len(parts) == 4 and all(part.isascii() and part.isdigit() for part in parts):
+    if len(parts) == 4 and all(len(part) <= 3 and part.isascii() and part.isdigit() for part in parts):
         a, b, c, d = map(int, parts)  # ipaddress takes ten times as long, and clusters of 10,000 nodes are sorted at each plan
         return 0, (a << 24) + (b << 16) + (c << 8) + d, ()
     if ":" in address:
@@ -65,18 +71,28 @@ def topo_rank(node: PhysicalNode) -> float | None:
     The label ``rl_cluster/topo-rank`` comes first, then the amount of the resource ``topo_rank``.
 
     Raises:
-        ConfigError: The label is not a number.
+        ConfigError: The label is not a finite number.
     """
     label = node.labels.get(TOPO_RANK_LABEL)
     if label:
-        try:
-            return float(label)
-        except ValueError:
+        rank = rank_of_label(label)
+        if rank is None:
             raise ConfigError(
-                f"node {node.address}: the label {TOPO_RANK_LABEL} must be a number, got {label!r}. Fix: start its Ray with a number there",
+                f"node {node.address}: the label {TOPO_RANK_LABEL} must be a number, got {shown(label)}. "
+                "Fix: start its Ray with a number there",
                 node=node.address,
-            ) from None
+            )
+        return rank
     return node.total.get(TOPO_RANK_RESOURCE)
+
+
+def rank_of_label(label: str) -> float | None:
+    """The topology rank that a label says, or None where it is no finite number."""
+    try:
+        rank = float(label)
+    except ValueError:
+        return None
+    return rank if math.isfinite(rank) else None
 
 
 def node_key(node: PhysicalNode) -> NodeKey:
@@ -89,7 +105,7 @@ def node_key(node: PhysicalNode) -> NodeKey:
         float("inf") if rank is None else rank,
         address_key(node.address),
         natural_key(node.hostname) if node.hostname else (),
-        node.node_id,
+        node.labels.get(FILE_ID_LABEL, node.node_id),
     )
 
 
@@ -113,14 +129,3 @@ def sort_nodes(nodes: Sequence[PhysicalNode]) -> list[PhysicalNode]:
             )
         seen[rank] = node
     return ordered
-
-
-def with_topo_ranks(nodes: Sequence[PhysicalNode]) -> tuple[PhysicalNode, ...]:
-    """The living nodes in topology order, each with a label that keeps the order when they are started at other addresses.
-
-    Nodes of which any has a topology rank stay as they are.
-    """
-    living = [node for node in sort_nodes(nodes) if node.state == "alive"]
-    if any(topo_rank(node) is not None for node in living):
-        return tuple(living)
-    return tuple(evolve(node, labels={**node.labels, TOPO_RANK_LABEL: str(place)}) for place, node in enumerate(living, 1))

@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
     "planning": {
         *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
-        *("segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
+        *("inventory_dump", "segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
     },
     "numa": {
         *("numa", "numa.affinity_file", "numa.bind", "numa.callback", "numa.choose", "numa.commands", "numa.cpulist", "numa.gpus"),

@@ -1,16 +1,14 @@
-"""Inventory files: what they say, what is refused, and that what is written can be read."""
+"""Inventory files: what they say and what is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import yaml
-from attrs import evolve
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.inventory_file import dump_inventory, load_inventory, parse_inventory
+from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.inventory_file import load_inventory, parse_inventory
 from rl_cluster.plan import Layout, plan_layout
 from rl_cluster.schema import ClusterSpec
 
@@ -46,7 +44,9 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
     ("content", "problems"),
     [
         pytest.param(None, ["nodes: must be a list with at least one node, got None"], id="empty"),
-        pytest.param({"nodes": []}, ["nodes: must be a list with at least one node, got ['nodes']"], id="no-nodes"),
+        pytest.param({"nodes": []}, ["nodes: must be a list with at least one node, got []"], id="no-nodes"),
+        pytest.param({"nodes": {"a": 1}}, ["nodes: must be a list with at least one node, got {'a': 1}"], id="a-group-of-nodes"),
+        pytest.param({"node": []}, ["nodes: must be a list with at least one node, got ['node']"], id="another-key"),
         pytest.param([1], ["nodes: must be a list with at least one node, got [1]"], id="a-list"),
         pytest.param({"nodes": [7]}, ["nodes[0]: must be a mapping with resources, got 7"], id="a-number-for-a-node"),
         pytest.param({"nodes": [{"address": "10.0.0.1"}]}, ["nodes[0].resources: must be there, got None"], id="no-resources"),
@@ -64,15 +64,154 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
             {"nodes": [{"resources": {"GPU": 1, "CPU": 1}, "free": {"GPU": 9, "TPU": 1}}]},
             [
                 "nodes[0].free.GPU: must be at most what resources says (1), got 9.0",
-                "nodes[0].free.TPU: must be at most what resources says (0), got 1.0",
+                "nodes[0].free.TPU: must be one of resources, got 'TPU'. Fix: say it in resources as well",
             ],
             id="more-free-than-there-is",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"GPU": 1, "CPU": 1}, "free": {"gpu": 0, "GPUs": 1, "nic": 0}}]},
+            [
+                "nodes[0].free.gpu: must be one of resources, got 'gpu'. Fix: write GPU",
+                "nodes[0].free.GPUs: must be one of resources, got 'GPUs'. Fix: write GPU",
+                "nodes[0].free.nic: must be one of resources, got 'nic'. Fix: say it in resources as well",
+            ],
+            id="free-of-what-is-not-there",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": "1e9", "GPU": "8", "nic": "0x10", "memory": 10**14 + 1, "disk": "1.5e300", "ssd": "inf"}}]},
+            [
+                "nodes[0].resources.CPU: must be a number, at least 0, got '1e9' (a text in YAML: write 1000000000)",
+                "nodes[0].resources.GPU: must be a number, at least 0, got '8' (a text in YAML: write 8)",
+                "nodes[0].resources.nic: must be a number, at least 0, got '0x10'",
+                "nodes[0].resources.memory: must be at most 100000000000000, got 100000000000001",
+                "nodes[0].resources.disk: must be a number, at least 0, got '1.5e300' (a text in YAML: write 1.5e+300)",
+                "nodes[0].resources.ssd: must be a number, at least 0, got 'inf'",
+            ],
+            id="numbers-that-yaml-takes-for-texts",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    {"resources": {"CPU": 1}, "labels": {"rl_cluster/topo-rank": rank}} for rank in ("nan", "-inf", "1e999", "first", "2")
+                ]
+            },
+            [
+                "nodes[0].labels.rl_cluster/topo-rank: must be a number, got 'nan'",
+                "nodes[1].labels.rl_cluster/topo-rank: must be a number, got '-inf'",
+                "nodes[2].labels.rl_cluster/topo-rank: must be a number, got '1e999'",
+                "nodes[3].labels.rl_cluster/topo-rank: must be a number, got 'first'",
+            ],
+            id="topology-ranks",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}, "head": True}, {"resources": {"CPU": 1}}, {"resources": {"CPU": 1}, "head": True}]},
+            ["nodes[2].head: must be true for one node at most, and is for nodes[0], got True"],
+            id="two-heads",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}, "head": True, "count": 2}]},
+            ["nodes[0].head: must be true for one node at most, and is for nodes[0], got True"],
+            id="a-head-that-is-counted",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    {"resources": {"GPU": 8, "CPU": 8}, "holders": [{"kind": "actor", "resources": {"GPU": 2}}] * 2, "free": {"GPU": 5}},
+                    {"resources": {"GPU": 8, "CPU": 8}, "holders": [{"kind": "actor", "resources": {"GPU": 9, "nic": 1}}]},
+                    {"resources": {"GPU": 8, "CPU": 8}, "holders": [{"kind": "actor", "resources": {"GPU": 2}}], "free": {"GPU": 5}},
+                ]
+            },
+            [
+                "nodes[0].holders: must hold at most what is not free of GPU (5 of 8 free), got 4.0",
+                "nodes[1].holders: must hold at most what is not free of GPU (8 of 8 free), got 9.0",
+                "nodes[1].holders: must hold at most what is not free of nic (0 of 0 free), got 1.0",
+            ],
+            id="holders-of-what-is-free",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}, "holders": [{"kind": "actor", "name": None}]}]},
+            ["nodes[0].holders[0].name: must be a text (YAML reads some words as other types: quote it), got None"],
+            id="a-holder-without-a-name",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}, "hostname": name} for name in (None, 7, " ", "a b", "a\n", "node1²")]},
+            [
+                f"nodes[{index}].hostname: must be a host name, a text without a blank, got {shown}"
+                for index, shown in enumerate(["None", "7", "' '", "'a b'", "'a\\n'"])
+            ],
+            id="host-names",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    {"resources": {"CPU": 1}, "address": address}
+                    for address in (10, True, ["a"], None, "", " ", "10.0.0.1\n", "10.0.0.1:6379", "host:80", "[::1]", "::1", "node1²")
+                ]
+            },
+            [
+                f"nodes[{index}].address: must be an IP address or a host name, without a port or a blank{text}"
+                for index, text in enumerate(
+                    (
+                        *(", a text, got 10", ", a text, got True", ", a text, got ['a']", ", a text, got None", ", got ''", ", got ' '"),
+                        *(", got '10.0.0.1\\n'", ", got '10.0.0.1:6379'", ", got 'host:80'", ", got '[::1]'"),
+                    )
+                )
+            ],
+            id="addresses",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    {"resources": {"CPU": 1}, "address": "255.255.255.255", "count": 2},
+                    {"resources": {"CPU": 1}, "address": "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe", "count": 3},
+                    {"resources": {"CPU": 1}, "address": "255.255.255.254", "count": 2},
+                ]
+            },
+            [
+                "nodes[0].address: must leave room for 2 addresses that rise by one, got '255.255.255.255'",
+                "nodes[1].address: must leave room for 3 addresses that rise by one, got 'ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe'",
+            ],
+            id="the-end-of-all-addresses",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}, "address": "10.0.0.2"}, {"resources": {"CPU": 1}}, {"resources": {"CPU": 1}}]},
+            ["nodes[1].address: must differ from that of nodes[0], got '10.0.0.2' by default. Fix: write the address of each node"],
+            id="a-default-that-is-taken",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}}, {"resources": {"CPU": 1}, "address": "10.0.0.1"}]},
+            [
+                "nodes[1].address: must differ from that of nodes[0], which is a default, got '10.0.0.1'. "
+                "Fix: write the address of each node"
+            ],
+            id="an-address-that-is-a-default",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    {"resources": {"CPU": 1}, "address": "10.0.0.1", "node_id": node_id, "count": count}
+                    for node_id, count in (("a", 1), ("b", 1), ("a", 1), ("c", 2), (7, 1))
+                ]
+            },
+            [
+                "nodes[3].node_id: must be a text that is not empty, of one node (count: 1), got 'c'",
+                "nodes[4].node_id: must be a text that is not empty, of one node (count: 1), got 7",
+                "nodes[2].node_id: must differ from that of nodes[0], got 'a'",
+            ],
+            id="node-ids",
+        ),
+        pytest.param(
+            {"nodes": [{"resources": {"CPU": 1}, "count": 100_000}] * 11},
+            ["nodes[10]: must be at most 1000000 nodes in all, got 1000001"],
+            id="too-many-nodes",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"nodes": [{"resources": {"CPU": 1}, "lables": {}, "state": "gone", "head": "no", "labels": {"a": True}}], "node": []},
             [
                 "node: must be one of nodes, source, got 'node'",
-                "nodes[0].lables: must be one of address, count, resources, free, labels, hostname, head, state, holders, got 'lables'",
+                "nodes[0].lables: must be one of address, count, node_id, resources, free, labels, hostname, head, state, holders, "
+                "got 'lables'",
                 "nodes[0].labels.a: must be a text (YAML reads some words as other types: quote it), got True",
                 "nodes[0].state: must be one of alive, draining, dead, got 'gone'",
                 "nodes[0].head: must be true or false, got 'no'",
@@ -126,6 +265,7 @@ def test_every_broken_rule_is_listed_with_its_place(content: object, problems: l
         pytest.param(None, "must be a readable file, got No such file or directory", id="missing"),
         pytest.param(b"nodes: [", "must be YAML, got while parsing", id="not-yaml"),
         pytest.param(b"nodes: " + b"9" * 5000, "must be YAML, got a number of more than 4300 digits", id="digits"),
+        pytest.param(b"nodes: " + b"[" * 3000, "must be YAML, got more levels in each other than can be read", id="levels"),
         pytest.param(b"\xff\xfe", "must be a text file in UTF-8, got other bytes", id="not-text"),
     ],
 )
@@ -139,26 +279,24 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path: Path, content: bytes | N
     assert str(caught.value).startswith(f"inventory {path}: {message}")
 
 
-def test_what_is_written_reads_as_the_same_nodes(tmp_path: Path) -> None:
-    """A saved inventory has all that planning needs, and nothing that Ray makes up."""
-    holder = Holder("actor", "engine", "5f", "02000000", {"GPU": 3.5})
-    node = PhysicalNode(
-        "node-10.0.0.1",
-        "10.0.0.1",
-        {"GPU": 8.0, "CPU": 16.0, "memory": 1e9},
-        {"GPU": 4.5, "CPU": 16.0, "memory": 1e9},
-        hostname="gpu-1",
-        labels={"zone": "a", "number": "1", "word": "on"},
-        is_head=True,
-        holders=(holder,),
-    )
-    dead = PhysicalNode("node-10.0.0.2", "10.0.0.2", {"GPU": 8.0}, {}, state="dead")
-    inventory = Inventory((node, dead), source="ray at 10.0.0.1:6379")
-    made_by_ray = {"node:10.0.0.1": 1.0, "node:__internal_head__": 1.0, "object_store_memory": 5.0}
-    as_ray_has_it = evolve(node, total={**node.total, **made_by_ray}, labels={**node.labels, "ray.io/node-id": "ab12"})
-    path = tmp_path / "saved.yaml"
-    path.write_text(dump_inventory(evolve(inventory, nodes=(as_ray_has_it, dead))))
-    assert load_inventory(path).nodes == inventory.nodes
+def test_a_key_that_stands_twice_is_named_with_its_line(tmp_path: Path) -> None:
+    """YAML would keep the last one without a word. What a merge (``<<``) brings may be said anew."""
+    path = tmp_path / "x.yaml"
+    path.write_text("nodes:\n- &a {resources: {CPU: 1}, state: dead}\n- {<<: *a, state: alive}\n", encoding="utf-8")
+    assert [node.state for node in load_inventory(path).nodes] == ["dead", "alive"]
+    path.write_text("nodes:\n- {resources: {GPU: 8, CPU: 1,\n  GPU: 4}}\nnodes: []\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_inventory(path)
+    assert list(caught.value.problems) == [
+        f"inventory {path}: line 3: GPU: must stand once in its group, got it again",
+        f"inventory {path}: line 4: nodes: must stand once in its group, got it again",
+    ]
+
+
+def test_a_head_that_died_may_have_a_successor() -> None:
+    """Only one living node is the head."""
+    nodes = [{"resources": {"CPU": 1}, "head": True}, {"resources": {"CPU": 1}, "head": True, "state": "dead"}]
+    assert [node.is_head for node in parse_inventory({"nodes": nodes}).nodes] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -179,13 +317,6 @@ def test_the_examples_can_be_planned_on(name: str, nodes: int, spec: ClusterSpec
     addresses = {node.node_id: node.address for node in inventory.nodes}
     assert len(inventory.nodes) == nodes
     assert list(dict.fromkeys(addresses[bundle.node_id] for bundle in answer.bundles)) == expected
-
-
-def test_a_node_of_rays_without_cpus_is_written_with_none() -> None:
-    """Ray leaves a resource out that a node has none of; the file says it, so that it can be read again."""
-    node = PhysicalNode("node-10.0.0.1", "10.0.0.1", {"GPU": 8.0}, {"GPU": 2.0})
-    text = dump_inventory(Inventory((node,)))
-    assert yaml.safe_load(text)["nodes"] == [{"address": "10.0.0.1", "resources": {"CPU": 0, "GPU": 8}, "free": {"GPU": 2}}]
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""The nodes that a simulation makes up for a spec."""
+"""The nodes that a simulation makes up for a spec, or starts for the machines of a file."""
 
 from __future__ import annotations
 
 import pytest
 
+from rl_cluster.errors import ConfigError
+from rl_cluster.inventory_file import parse_inventory
 from rl_cluster.plan import Layout, Shortfall, plan_layout
 from rl_cluster.schema import ClusterSpec, RaySpec
-from rl_cluster.simulated_inventory import simulated_inventory
+from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,9 @@ from rl_cluster.simulated_inventory import simulated_inventory
         pytest.param({"num_nodes": 1, "max_colocated_worker_groups": 2}, {}, [{"GPU": 8, "CPU": 16}], id="colocated"),
         pytest.param({"num_nodes": 1, "gpus_per_node": 0, "bundles_per_node": 4}, {}, [{"CPU": 4}], id="cpu-only"),
         pytest.param({"num_nodes": 1, "resources": {"nic": 0.5}}, {}, [{"GPU": 8, "CPU": 8, "nic": 4}], id="custom-resource"),
+        pytest.param(
+            {"num_nodes": 1, "gpus_per_node": 3, "resources": {"nic": 0.5}}, {}, [{"GPU": 3, "CPU": 3, "nic": 2}], id="ray-starts-no-half"
+        ),
         pytest.param({"num_nodes": 1, "accelerator": "NPU"}, {}, [{"NPU": 8, "CPU": 8}], id="other-accelerator"),
         pytest.param({"num_nodes": 2}, {"simulated_gpus_per_node": 4}, [{"GPU": 4, "CPU": 4}] * 4, id="small-nodes"),
         pytest.param(
@@ -56,3 +61,62 @@ def test_what_no_number_of_nodes_would_hold_is_left_to_the_plan() -> None:
     spec = ClusterSpec(num_nodes=1, strategy="STRICT_PACK")
     inventory = simulated_inventory(spec, RaySpec(kind="simulated", simulated_gpus_per_node=4))
     assert isinstance(plan_layout(spec, inventory), Shortfall)
+
+
+def test_of_a_file_what_is_free_on_living_machines_is_started() -> None:
+    """Whatever is held, draining or dead stays out, and is told; part of a GPU can't be started."""
+    found = parse_inventory(
+        {
+            "nodes": [
+                {"address": "10.0.0.9", "resources": {"GPU": 8, "CPU": 16}, "free": {"GPU": 2.5}, "head": True, "hostname": "front"},
+                {"address": "10.0.0.2", "count": 2, "resources": {"GPU": 8, "CPU": 16, "memory": 1000}, "labels": {"zone": "a"}},
+                {"address": "10.0.0.4", "resources": {"CPU": 1}, "state": "draining"},
+                {"address": "10.0.0.5", "resources": {"CPU": 1}, "state": "dead"},
+            ]
+        }
+    )
+    inventory = inventory_of_file(found)
+    whole, rest = {"GPU": 8.0, "CPU": 16.0, "memory": 1000.0}, {"GPU": 2.0, "CPU": 16.0}
+    assert [(node.address, dict(node.total), dict(node.free)) for node in inventory.nodes] == [
+        ("10.0.0.2", whole, whole),
+        ("10.0.0.3", whole, whole),
+        ("10.0.0.9", rest, rest),
+    ]
+    assert [dict(node.labels) for node in inventory.nodes[1:]] == [
+        {"zone": "a", "rl_cluster/file-node-id": "node-10.0.0.3", "rl_cluster/file-address": "10.0.0.3"},
+        {
+            "rl_cluster/file-node-id": "node-10.0.0.9",
+            "rl_cluster/file-address": "10.0.0.9",
+            "rl_cluster/file-hostname": "front",
+            "rl_cluster/file-head": "true",
+        },
+    ]
+    assert inventory.notes == (
+        "held in file and so not started: 6 of 8 GPU on 10.0.0.9",
+        "not alive in file and so not started: 10.0.0.4 (draining); 10.0.0.5 (dead)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problems"),
+    [
+        pytest.param(
+            [{"resources": {"CPU": 0.5, "GPU": 2}}, {"resources": {"CPU": 1, "GPU": 1.5}}],
+            [
+                "inventory file: 10.0.0.1: CPU must be a whole number to be simulated (Ray starts no other), got 0.5",
+                "inventory file: 10.0.0.2: GPU must be a whole number to be simulated (Ray starts no other), got 1.5",
+            ],
+            id="parts",
+        ),
+        pytest.param(
+            [{"resources": {"CPU": 1}, "state": "dead"}, {"resources": {"CPU": 1}, "state": "draining"}],
+            ["inventory file: must have a living machine to be simulated, got 2 that are not"],
+            id="nothing-lives",
+        ),
+    ],
+)
+def test_a_file_that_ray_can_not_start_is_refused(nodes: list[dict[str, object]], problems: list[str]) -> None:
+    """One line for each amount, before anything is started."""
+    with pytest.raises(ConfigError) as caught:
+        inventory_of_file(parse_inventory({"nodes": nodes}))
+    assert list(caught.value.problems) == problems

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from attrs import evolve
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.plan import Layout, Shortfall, plan_layout
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank, with_topo_ranks
+from rl_cluster.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank
 from tests.strategies import made_up_node
 
 AMOUNTS = {"GPU": 8.0, "CPU": 64.0}
@@ -48,8 +47,12 @@ def test_addresses_are_ordered_as_numbers(ordered: list[str]) -> None:
 
 
 def test_digits_are_read_as_numbers() -> None:
-    """GPU "9" comes before "10", whether they are numbers or strings."""
+    """GPU "9" comes before "10", whether they are numbers or strings; of any length, and only our digits are digits."""
     assert sorted(["10", 9, "2", "GPU-b", "GPU-a"], key=natural_key) == ["2", 9, "10", "GPU-a", "GPU-b"]
+    names = ["node1", "node1²", "node٣", "node" + "9" * 5000, "node1" + "0" * 5000]
+    assert sorted(names, key=natural_key) == ["node1", "node1²", "node" + "9" * 5000, "node1" + "0" * 5000, "node٣"]
+    assert natural_key("node007") == natural_key("node7")
+    assert sorted(["10.0.0." + "9" * 5000, "10.0.0.1"], key=address_key) == ["10.0.0.1", "10.0.0." + "9" * 5000]
 
 
 def test_domain_then_rank_then_address_then_name() -> None:
@@ -103,10 +106,11 @@ def test_a_dead_node_may_have_had_the_same_topology_rank() -> None:
     assert len(sort_nodes(nodes)) == 2
 
 
-def test_a_topology_rank_that_is_no_number_is_an_error() -> None:
-    """The label must be a number."""
-    with pytest.raises(ConfigError, match=r"node 10\.0\.0\.1: the label rl_cluster/topo-rank must be a number, got 'first'"):
-        sort_nodes([machine("10.0.0.1", labels={"rl_cluster/topo-rank": "first"})])
+@pytest.mark.parametrize("label", ["first", "nan", "inf", "-1e999"])
+def test_a_topology_rank_that_is_no_number_is_an_error(label: str) -> None:
+    """The label must be a number, and a finite one."""
+    with pytest.raises(ConfigError, match=rf"node 10\.0\.0\.1: the label rl_cluster/topo-rank must be a number, got '{label}'"):
+        sort_nodes([machine("10.0.0.1", labels={"rl_cluster/topo-rank": label})])
 
 
 @pytest.mark.parametrize(
@@ -167,14 +171,3 @@ def test_what_remains_is_said() -> None:
         "cluster.segment_size=2: the last segment has only 1 of 2 logical nodes",
         "cluster.segment_size=2: nodes left over in the domains that are used: a (2)",
     )
-
-
-def test_topology_ranks_keep_the_order_of_nodes_that_start_elsewhere() -> None:
-    """Living nodes get ranks in topology order; where one has a rank already, none is made up."""
-    nodes = [machine(address) for address in ("10.0.0.10", "10.0.0.9")]
-    assert [(node.address, node.labels["rl_cluster/topo-rank"]) for node in with_topo_ranks(nodes)] == [
-        ("10.0.0.9", "1"),
-        ("10.0.0.10", "2"),
-    ]
-    ranked = [evolve(nodes[0], labels={"rl_cluster/topo-rank": "7"}), nodes[1]]
-    assert [node.labels for node in with_topo_ranks(ranked)] == [{"rl_cluster/topo-rank": "7"}, {}]

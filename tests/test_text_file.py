@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rl_cluster import text_file
+from rl_cluster.conf_check import check_conf
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory_file import load_inventory
+from rl_cluster.options import parse_words
 from rl_cluster.recipe_file import load_recipe
 
 LOADERS = {"inventory": load_inventory, "recipe": load_recipe}
@@ -123,3 +125,28 @@ def test_a_pipe_is_read_once_only() -> None:
             text_file.read_text(f"/dev/fd/{read_end}", max_bytes=100)
     finally:
         os.close(read_end)
+
+
+@pytest.mark.parametrize("levels", [60, 3000])
+def test_more_levels_than_can_be_read_are_one_line(tmp_path: Path, levels: int) -> None:
+    """In a recipe, in an option file that is checked, and in a word of the command line."""
+    text, problem = "a: " + "[" * levels + "]" * levels, "must have at most 50 levels in each other, got more"
+    path = tmp_path / "given.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path)
+    assert caught.value.problems == (f"{path}: {problem}",)
+    with pytest.raises(ConfigError) as caught:
+        check_conf(path)
+    assert caught.value.problems == (f"{path}:1: {problem}",)
+    problems: list[str] = []
+    assert parse_words([f"worker.kwargs={{{text}}}"], problems) == []
+    assert problems == [f"worker.kwargs: {problem}"]
+
+
+def test_levels_that_can_be_read_are_read(tmp_path: Path) -> None:
+    """Brackets beside each other, or within a text, are no levels."""
+    path = tmp_path / "given.yaml"
+    path.write_text(TEXTS["recipe"] + "notes: [" + "[], " * 60 + "'" + "[" * 60 + "']\n", encoding="utf-8")
+    assert load_recipe(path) == load_recipe(path)
+    assert check_conf(path) == []

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rl_cluster.inventory import Inventory
+from rl_cluster.inventory_file import parse_inventory
 from rl_cluster.schema import ClusterSpec, RaySpec
-from rl_cluster.simulated_inventory import simulated_inventory
+from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory
 from rl_cluster.simulated_union import covers, union_inventory
 
 
@@ -62,3 +63,11 @@ def test_union_is_large_enough_for_each(jobs: list[dict[str, Any]], expected: li
 def test_what_is_too_small_does_not_cover(running: dict[str, Any], wanted: dict[str, Any]) -> None:
     """A cluster that lacks nodes, amounts or labels of a job is not taken for it."""
     assert not covers(alone(**running), alone(**wanted))
+
+
+def test_machines_of_a_file_stay_as_they_are() -> None:
+    """Jobs on one file share its nodes: the head stays the file's head, and machines without anything free stay there."""
+    nodes = [{"resources": {"CPU": 0}}, {"resources": {"CPU": 0}}, {"resources": {"CPU": 8, "GPU": 8}, "head": True}]
+    inventory = inventory_of_file(parse_inventory({"nodes": nodes}))
+    assert union_inventory([inventory, inventory]) == inventory
+    assert covers(inventory, inventory)
