@@ -6,13 +6,13 @@ otherwise, so a node that is written without them would silently never be used):
     nodes:
       - address: 10.0.0.1        # default: 10.0.0.<n>; with count it rises by one per node
         count: 8                 # as many nodes like this one
-        node_id: a               # default: node-<address>; needed where several nodes have one address
         resources: {GPU: 8, CPU: 128}
         free: {GPU: 4}           # default: as much as resources says; what else is not free may be said by holders
         labels: {ray.io/gpu-domain: rack-1}
         hostname: worker-1
         head: false              # true for one node at most
         state: alive             # alive | draining | dead
+        node_id: a               # of one node; default: node-<address>; needed where several nodes have one address
         holders: [{kind: actor, name: engine, id: 5f, job_id: '02', resources: {GPU: 4}}]
 """
 

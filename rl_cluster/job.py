@@ -145,9 +145,8 @@ class ClusterRun(Run):
             held.callback(interrupts.ending)
             starts = to_simulate is not None and not session.simulation_runs(spec.ray, to_simulate)
             screen.tell("starting a simulated Ray cluster ..." if starts else "connecting to Ray ...")
-            for note in to_simulate.notes if to_simulate is not None else ():
-                state.warnings.append(note)
-                screen.tell(f"warning: {note}")
+            if to_simulate is not None:
+                state.warn(to_simulate.notes, screen)
             ray_session = connect(held, interrupts, lambda: session.open_ray(spec.ray, simulated=to_simulate), self.modules_in)
             state.connected(ray_session)
             state.mark("ray")
@@ -191,9 +190,7 @@ class ClusterRun(Run):
                 state.results = dict(enumerate(group.run_all(method)))
             state.records, meeting, expected = look_again(group)
             state.checks = check_workers(state.records, state.layout, state.spec, rendezvous=meeting, expected_python=expected)
-            for warning in drift(state.records):
-                state.warnings.append(warning)
-                screen.tell(f"warning: {warning}")
+            state.warn(drift(state.records), screen)
             state.mark("checked")
             self._show_layout()
             screen.show("")

@@ -71,7 +71,10 @@ class PrefetchRun(Run):
 
         disable_rays_uv_hook()
         ray = self.spec.ray
-        return session.open_ray(ray, simulated=inventory_to_simulate(self.spec) if ray.kind == "simulated" else None)
+        simulated = inventory_to_simulate(self.spec) if ray.kind == "simulated" else None
+        if simulated is not None:
+            self.state.warn(simulated.notes, self.screen)
+        return session.open_ray(ray, simulated=simulated)
 
 
 def wanted_by(recipe: RecipeSpec) -> list[tuple[str, ClusterSpec, PythonSpec]]:

@@ -83,6 +83,12 @@ class RunState:
 
         self.ray = {"kind": to.kind, "address": to.address, "version": str(ray.__version__)}
 
+    def warn(self, warnings: Sequence[str], screen: Screen) -> None:
+        """Say warnings now, and in the report."""
+        self.warnings += warnings
+        for warning in warnings:
+            screen.tell(f"warning: {warning}")
+
     def came_up(self, name: str, group: RayWorkerGroup, screen: Screen) -> None:
         """Note a worker group, and say which of its workers are profiled."""
         self.groups[name] = group

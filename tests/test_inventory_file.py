@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.inventory_file import load_inventory, parse_inventory
+from rl_cluster.inventory_file import NODE_KEYS, load_inventory, parse_inventory
 from rl_cluster.plan import Layout, plan_layout
 from rl_cluster.schema import ClusterSpec
 
@@ -317,6 +318,14 @@ def test_the_examples_can_be_planned_on(name: str, nodes: int, spec: ClusterSpec
     addresses = {node.node_id: node.address for node in inventory.nodes}
     assert len(inventory.nodes) == nodes
     assert list(dict.fromkeys(addresses[bundle.node_id] for bundle in answer.bundles)) == expected
+
+
+def test_the_example_of_the_page_is_a_file() -> None:
+    """docs/inventory.md shows every key."""
+    page = (EXAMPLES.parents[1] / "docs/inventory.md").read_text(encoding="utf-8")
+    content = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    assert len(parse_inventory(content).nodes) == 9
+    assert {key for entry in content["nodes"] for key in entry} == set(NODE_KEYS)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

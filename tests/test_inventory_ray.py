@@ -9,10 +9,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_cluster.errors import ClusterUnreachableError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode, snapshot_inventory
-from rl_cluster.inventory_file import load_inventory
+from rl_cluster.inventory_dump import dump_inventory
+from rl_cluster.inventory_file import load_inventory, parse_inventory
 from rl_cluster.plan import Layout, plan_layout
 from rl_cluster.schema import ClusterSpec
 
@@ -181,6 +183,8 @@ def test_a_node_that_goes_is_draining_and_then_dead(address: str) -> None:
     gone = wait_for(snapshot_inventory, lambda found: state(found) == "dead")
     assert state(gone) == "dead"
     assert [dict(node.free) for node in gone.nodes if node.node_id == node_id] == [{}]
+    saved = parse_inventory(yaml.safe_load(dump_inventory(gone)))
+    assert {node.address: node.state for node in saved.nodes} == {node.address: node.state for node in gone.nodes}
 
 
 def test_without_a_connection_there_is_no_snapshot(address: str) -> None:

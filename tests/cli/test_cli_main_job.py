@@ -89,26 +89,47 @@ def test_2x8_spread_on_a_simulated_cluster(run_py: RunPy) -> None:
     assert "SIMULATED" in (done.folder / "layout.svg").read_text(encoding="utf-8")
 
 
+MACHINES = """
+nodes:
+- {address: 10.0.0.10, resources: {GPU: 2, CPU: 8, memory: 3.0e+12}, labels: {pool: a}}
+- {address: 10.0.0.9, resources: {GPU: 2, CPU: 4}, head: true}
+- {address: "2001:db8::1", resources: {GPU: 8, CPU: 16}, free: {GPU: 1}}
+- {address: 10.0.0.8, resources: {GPU: 2, CPU: 4}, hostname: broken}
+- {address: 10.0.0.7, resources: {GPU: 8, CPU: 8}, state: draining}
+"""
+
+
 @pytest.mark.slow
-def test_an_inventory_file_is_started_as_a_simulation(run_py: RunPy) -> None:
-    """``ray=simulated inventory=FILE`` starts nodes with those resources and labels, in the order of their addresses."""
-    first, second = (
-        "{address: 10.0.0.10, resources: {GPU: 2, CPU: 8}, labels: {pool: a}}",
-        "{address: 10.0.0.9, resources: {GPU: 1, CPU: 4}}",
-    )
-    (run_py.folder / "machines.yaml").write_text(f"nodes:\n- {first}\n- {second}\n")
+def test_an_inventory_file_is_rehearsed_as_it_is_planned_on(run_py: RunPy) -> None:
+    """The same words choose the same machines: its head, its names, its order; what is held or not alive is not started, and told."""
+    (run_py.folder / "machines.yaml").write_text(MACHINES, encoding="utf-8")
     words = [
-        "ray=simulated",
-        "inventory=machines.yaml",
-        "cluster=2x8_spread",
-        "cluster.bundle_ct_per_node_list=[1,2]",
-        "cluster.num_nodes=2",
+        *("inventory=machines.yaml", "cluster=2x8_spread", "cluster.bundle_ct_per_node_list=[1,2]", "cluster.num_nodes=2"),
+        *("cluster.use_head=never", "cluster.exclude_nodes=[broken]"),
     ]
-    done = run_py(*words)
+    done, planned = run_py("ray=simulated", *words), run_py("mode=plan", *words)
     all_held(done, 3, machines=2, simulated=True)
-    nodes = done.report["layout"]["nodes"]
-    assert [(node["total"]["GPU"], node["labels"].get("pool")) for node in nodes] == [(1.0, None), (2.0, "a")]
-    assert [worker["node_id"] for worker in done.report["workers"]] == [nodes[0]["node_id"], nodes[1]["node_id"], nodes[1]["node_id"]]
+    placed = [[bundle["address"] for bundle in run.report["layout"]["bundles"]] for run in (done, planned)]
+    assert placed == [["2001:db8::1", "10.0.0.10", "10.0.0.10"]] * 2
+    nodes = {node["address"]: node for node in done.report["layout"]["nodes"]}
+    assert [worker["node_id"] for worker in done.report["workers"]] == [nodes[address]["node_id"] for address in placed[0]]
+    assert list(nodes) == ["10.0.0.8", "10.0.0.9", "10.0.0.10", "2001:db8::1"]
+    assert [node["address"] for node in nodes.values() if node["is_head"]] == ["10.0.0.9"]
+    used = nodes["10.0.0.10"]
+    assert [nodes["2001:db8::1"]["total"]["GPU"], used["total"]["memory"], used["labels"]["pool"]] == [1, 3e12, "a"]
+    assert done.report["warnings"] == [
+        "held in file machines.yaml and so not started: 7 of 8 GPU on 2001:db8::1",
+        "not alive in file machines.yaml and so not started: 10.0.0.7 (draining)",
+    ]
+    assert [f"warning: {note}" in done.err for note in done.report["warnings"]] == [True, True]
+
+
+@pytest.mark.slow
+def test_what_is_held_in_a_file_is_held_in_its_rehearsal(run_py: RunPy) -> None:
+    """What a plan refuses, its rehearsal refuses."""
+    (run_py.folder / "machines.yaml").write_text("nodes: [{resources: {GPU: 8, CPU: 8}, free: {GPU: 3}}]", encoding="utf-8")
+    words = ("inventory=machines.yaml", "cluster=1x8", "cluster.gpus_per_node=4")
+    assert [run_py(word, *words).code for word in ("mode=plan", "ray=simulated")] == [3, 3]
 
 
 def cpu_set(text: str) -> set[int]:
