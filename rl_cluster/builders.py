@@ -19,7 +19,8 @@ from rl_cluster.actors import RayWorkerBuilder
 from rl_cluster.arguments import check_names
 from rl_cluster.bring_up import Progress as WorkerProgress
 from rl_cluster.config import from_config, full_key
-from rl_cluster.errors import ConfigError
+from rl_cluster.errors import ConfigError, ResourceInsufficientError
+from rl_cluster.layout import Shortfall, error_at
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placement import Progress, place_all
 from rl_cluster.python_prefetch import Prefetched, plans_to_prefetch, prefetch, requests_on
@@ -81,7 +82,10 @@ def build_cluster(config: object, *, on_progress: Progress | None = None) -> Ray
         ConfigError: The config breaks rules (all of them are listed).
         ResourceInsufficientError: It does not fit; nothing stays behind.
     """
-    return RayVirtualCluster.placed(_spec_of(config, ClusterSpec, "cluster"), on_progress=on_progress)
+    try:
+        return RayVirtualCluster.placed(_spec_of(config, ClusterSpec, "cluster"), on_progress=on_progress)
+    except ResourceInsufficientError as error:
+        raise error_at(error, "", full_key(config) or "cluster") from error
 
 
 def _spec_of(config: object, kind: type[Any], argument: str) -> Any:
@@ -105,8 +109,14 @@ def build_clusters(configs: Mapping[str, object], *, on_progress: Progress | Non
     """
     check_names("clusters", configs)
     specs = [from_config(config, kind=ClusterSpec, path=name) for name, config in configs.items()]
+    specs = [attrs.evolve(spec, name=spec.name or name) for name, spec in zip(configs, specs, strict=True)]
     with contextlib.ExitStack() as held:
-        placements = place_all(specs, on_progress=on_progress) if specs else []
+        try:
+            placements = place_all(specs, on_progress=on_progress) if specs else []
+        except ResourceInsufficientError as error:
+            short = error.facts.get("shortfall")
+            name = list(configs)[short.index] if isinstance(short, Shortfall) else ""
+            raise error_at(error, name, name) from error
         clusters = [held.enter_context(RayVirtualCluster.of_placement(placement)) for placement in placements]
         yield dict(zip(configs, clusters, strict=True))
 

@@ -10,7 +10,7 @@ from attrs import frozen
 from rl_cluster import checks_inside as inside
 from rl_cluster.checks_inside import Problems, Rendezvous, place_of
 from rl_cluster.layout import Layout
-from rl_cluster.picture import count_of
+from rl_cluster.naming import count_of
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import RunSpec
 from rl_cluster.topology import natural_key

@@ -8,6 +8,7 @@ from itertools import groupby
 from attrs import frozen
 
 from rl_cluster.grid_data import create_visualization_grid, get_worker_cells, print_legend, print_visualization
+from rl_cluster.naming import count_of
 from rl_cluster.picture import (
     CellWorker,
     GridCell,
@@ -17,7 +18,6 @@ from rl_cluster.picture import (
     build_group_picture,
     build_picture,
     build_role_picture,
-    count_of,
 )
 
 __all__ = [

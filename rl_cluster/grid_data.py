@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_cluster.picture import WorkerGroupLike, cell_of, count_of
+from rl_cluster.naming import count_of
+from rl_cluster.picture import WorkerGroupLike, cell_of
 
 SINGLE_CELL_WIDTH = 7
 GLOBAL_CELL_WIDTH = 12

@@ -17,6 +17,7 @@ from rl_cluster.hold import hold_until_interrupted
 from rl_cluster.interrupts import Interrupts, without_rays_handler
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, Shortfall
+from rl_cluster.naming import count_of
 from rl_cluster.nsight import check_patterns
 from rl_cluster.picture import Picture, build_picture
 from rl_cluster.plan import close_spec, plan_layout
@@ -71,7 +72,7 @@ class ClusterRun(Run):
         if self.spec.mode == "plan" and failed is None and state.layout is not None:
             used = len({bundle.node_id for bundle in state.layout.bundles})
             suffix = " (simulated)" if state.simulated else ""
-            return f"PLANNED: {len(state.layout.bundles)} bundles on {used} machine{'s' * (used != 1)}, nothing was created{suffix}"
+            return f"PLANNED: {count_of(len(state.layout.bundles), 'bundle')} on {count_of(used, 'machine')}, nothing was created{suffix}"
         return render_verdict(state.checks, workers=state.records, simulated=state.simulated, error=failed)
 
     def _show_layout(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.inventory import PhysicalNode
@@ -44,6 +45,7 @@ class NodeShortfall:
     kind: str = "resource"  # fits | resource | dead | draining | excluded | head | label | domain
     lacking: tuple[str, ...] = ()  # the resources of which too little is free here
     never: bool = False  # even with nothing held it would not do
+    name: str = ""  # what texts call the node
 
 
 @frozen
@@ -56,6 +58,20 @@ class Shortfall:
     nodes: tuple[NodeShortfall, ...] = ()
     suggestions: tuple[str, ...] = ()  # the nearest things that would fit
     facts: Mapping[str, object] = Factory(dict)
+    index: int = 0  # of the cluster that did not fit, where several are planned together
+    name: str = ""  # what a plan of several calls that cluster
+    key: str = "cluster"  # where its keys stand in the config, for the suggestions
+
+    def at(self, name: str, key: str) -> Shortfall:
+        """The same of a cluster whose keys stand elsewhere: the suggestions say ``policy.cluster.num_nodes=1`` then.
+
+        Args:
+            name: Of the cluster, begins the text; "" for the only one.
+            key: The path of its keys.
+        """
+        ours = re.compile(rf"(?<![\w.]){re.escape(self.key)}\.(?=[a-z_])")
+        moved = (text if text.startswith("wait:") else ours.sub(lambda _: f"{key}.", text) for text in self.suggestions)
+        return evolve(self, name=name, key=key, suggestions=tuple(moved))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -96,3 +112,17 @@ class Shortfall:
         from rl_cluster.diagnosis import render_shortfall
 
         return ResourceInsufficientError(render_shortfall(self), shortfall=self)
+
+
+def error_at(error: ResourceInsufficientError, name: str, key: str) -> ResourceInsufficientError:
+    """The error in the words of `Shortfall.at`; one without a shortfall stays as it is."""
+    shortfall = error.facts.get("shortfall")
+    return reworded(error, shortfall, shortfall.at(name, key)) if isinstance(shortfall, Shortfall) else error
+
+
+def reworded(error: ResourceInsufficientError, old: Shortfall, new: Shortfall) -> ResourceInsufficientError:
+    """The error with another shortfall, in the record and in the text."""
+    from rl_cluster.diagnosis import render_shortfall
+
+    message = error.message.replace(render_shortfall(old), render_shortfall(new))
+    return type(error)(message, **{**error.facts, "shortfall": new})

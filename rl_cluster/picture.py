@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from rl_cluster.layout import Layout
+from rl_cluster.naming import count_of, node_names
 from rl_cluster.records import WorkerRecord
 
 UNUSED_NAMED = 4  # unused machines that a note names one by one
@@ -220,11 +221,6 @@ def cell_of(metadata: Mapping[str, Any]) -> int:
     return int(metadata["bundle_idx"] if metadata.get("bundle_idx") is not None else metadata["local_rank"])
 
 
-def count_of(count: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def _qualified(groups: Mapping[str, Mapping[str, Sequence[WorkerRecord]]]) -> dict[str, dict[str, Sequence[WorkerRecord]]]:
     times = Counter(group for named in groups.values() for group in named)
     return {
@@ -258,12 +254,11 @@ def _distinct(texts: Any) -> str:
 
 
 def _machine_names(layouts: Any, records: Sequence[WorkerRecord]) -> dict[str, str]:
-    """Node id -> address. Where several nodes have one address (simulated ones do), a piece of the id tells them apart."""
+    """What the drawing calls each machine, by node id."""
     names = {record.node_id: record.address or record.hostname for record in records}
     names.update({node.node_id: node.address or node.hostname for layout in layouts for node in layout.nodes})
     names.update({b.node_id: "" for layout in layouts for b in layout.bundles if b.node_id not in names})
-    times = Counter(names.values())
-    return {node_id: name if name and times[name] == 1 else f"{name} ({node_id[:6]})".strip() for node_id, name in names.items()}
+    return node_names(names)
 
 
 def _accelerator(layouts: Sequence[Layout]) -> str:

@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from rl_cluster.diagnosis import diagnose, render_shortfall
+from rl_cluster.holders import nothing_held
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.layout import Layout, NodeShortfall, PlacedBundle, Shortfall
+from rl_cluster.packing import Packing
+from rl_cluster.packing_joint import Cluster, search_joint
 from rl_cluster.problem import RESOURCE_UNIT, Problem, state_problem
 from rl_cluster.ranks import WorkerPosition, WorkerRank, engine_slices, layout_positions, order_workers, rank_workers, sorted_bundle_indices
 from rl_cluster.schema import ClusterSpec, resolve_local
 from rl_cluster.selectors import unknown_exclusions
+from rl_cluster.suggestions import Question
 
 __all__ = [
     "Layout",
@@ -33,6 +37,9 @@ __all__ = [
     "sorted_bundle_indices",
     "take_layout",
 ]
+
+
+JOINT_STEPS = 5_000  # of the search for several clusters at once
 
 
 def close_spec(spec: ClusterSpec, inventory: Inventory) -> ClusterSpec:
@@ -56,15 +63,12 @@ def plan_layout(spec: ClusterSpec, inventory: Inventory) -> Layout | Shortfall:
         ConfigError: The spec can't be read against these nodes: a label selector with wrong syntax, a topology rank that two
             nodes carry, ``segment_size`` where no node belongs to an NVLink domain.
     """
-    problem = state_problem(spec, inventory)
-    layout = _place(problem, inventory)
-    return diagnose(problem, inventory) if layout is None else layout
+    answer = plan_layouts([spec], inventory)
+    return answer if isinstance(answer, Shortfall) else answer[0]
 
 
-def _place(problem: Problem, inventory: Inventory) -> Layout | None:
-    packing = problem.solve(problem.free)
-    if packing.places is None:
-        return None
+def _layout(problem: Problem, packing: Packing, inventory: Inventory) -> Layout:
+    assert packing.places is not None
     bundles = tuple(
         PlacedBundle(node_idx, bundle_idx, problem.nodes[position].node_id)
         for node_idx, place in enumerate(packing.places)
@@ -84,38 +88,117 @@ def plan_layouts(specs: Sequence[ClusterSpec], inventory: Inventory) -> list[Lay
     """Plans several clusters together: all of them, or a shortfall.
 
     Each is planned on what the ones before it left. Where that does not work in the given order, other orders are tried (all of them
-    for up to four clusters, else the largest first): a small cluster must not take the one node that a large one needs.
+    for up to four clusters, else the largest first): a small cluster must not take the one node that a large one needs. Where no
+    order works all are searched together, as far as 5,000 steps go.
 
     Args:
         specs: What is wanted.
         inventory: What is there.
 
     Returns:
-        A layout for each spec, in the order given; or the shortfall of the first one that did not fit in the given order, where
-        the nodes name what the clusters before it took.
+        A layout for each spec, in the order given; or the shortfall of the first one that did not fit in the given order (its
+        ``index``), where the nodes name what the clusters before it took.
 
     Raises:
         ConfigError: See `plan_layout`.
     """
-    first: tuple[ClusterSpec, Inventory] | None = None
+    tried = _place_all(specs, inventory)
+    if tried.layouts is not None:
+        return tried.layouts
+    with_all_free = _place_all(specs, nothing_held(inventory))
+    never = with_all_free.layouts is None and with_all_free.proven
+    # Where all of them together are too much, who holds something now has nothing to do with it.
+    blocked = with_all_free.blocked if never and len(specs) > 1 else tried.blocked
+    index, shown = blocked
+    left = tried.blocked[1] if tried.blocked[0] == index else _left_by(specs[:index], inventory)
+
+    def plans(spec: ClusterSpec, nodes: Inventory) -> bool:
+        return _left_by([*specs[:index], spec, *specs[index + 1 :]], nodes) is not None
+
+    question = None
+    if left is not None:
+        question = Question(state_problem(specs[index], left), left, inventory, plans if len(specs) > 1 else None)
+    proven = never or with_all_free.layouts is not None
+    return diagnose(state_problem(specs[index], shown), shown, never=never, proven=proven, question=question, index=index)
+
+
+@frozen
+class _Tried:
+    """Every order of some clusters on some nodes."""
+
+    layouts: list[Layout] | None  # by spec
+    blocked: tuple[int, Inventory]  # the first that did not fit in the given order, and what the ones before it had left
+    proven: bool  # of a None: no step of it was guessed
+
+
+def _place_all(specs: Sequence[ClusterSpec], inventory: Inventory) -> _Tried:
+    blocked: tuple[int, Inventory] | None = None
+    proven = True
     for order in _orders(specs):
         layouts: dict[int, Layout] = {}
         left = inventory
         for index in order:
-            layout = _place(state_problem(specs[index], left), left)
-            if layout is None:
-                first = first or (specs[index], left)
+            problem = state_problem(specs[index], left)
+            packing = problem.solve(problem.free)
+            if packing.places is None:
+                blocked = blocked or (index, left)
+                proven &= packing.proven
                 break
-            layouts[index] = layout
-            left = take_layout(left, layout)
+            layouts[index] = _layout(problem, packing, left)
+            left = take_layout(left, layouts[index])
         else:
-            return [layouts[index] for index in range(len(specs))]
-    assert first is not None, "there is at least one order"
-    answer = diagnose(state_problem(*first), first[1])
-    if not answer.never and _exceed_all(specs, inventory):
-        waiting = tuple(text for text in answer.suggestions if not text.startswith("wait:"))
-        return evolve(answer, never=True, suggestions=waiting)
-    return answer
+            return _Tried([layouts[index] for index in range(len(specs))], blocked or (0, inventory), True)
+    assert blocked is not None, "there is at least one order"
+    if len(specs) == 1:
+        return _Tried(None, blocked, proven)
+    together, proven = _place_side_by_side(specs, inventory)
+    return _Tried(together, blocked, proven)
+
+
+def _place_side_by_side(specs: Sequence[ClusterSpec], inventory: Inventory) -> tuple[list[Layout] | None, bool]:
+    """Some layouts of clusters that fit in no order, one after the other; or None, and whether there are none."""
+    problems = [state_problem(spec, inventory) for spec in specs]
+    for problem in problems:
+        alone = problem.solve(problem.free)
+        if alone.places is None and alone.proven:
+            return None, True
+    names = sorted({name for spec in specs for name in spec.bundle_resources})
+    clusters = [
+        Cluster(
+            sizes=problem.sizes,
+            each=tuple(round(problem.spec.bundle_resources.get(name, 0.0) * RESOURCE_UNIT) for name in names),
+            usable=tuple(reason is None for reason in problem.unusable),
+            strategy=problem.spec.strategy,
+        )
+        for problem in problems
+    ]
+    amounts = tuple(tuple(round(node.free.get(name, 0.0) * RESOURCE_UNIT) for name in names) for node in problems[0].nodes)
+    joint = search_joint(clusters, amounts, max_steps=JOINT_STEPS)
+    if any(spec.segment_size is not None for spec in specs):
+        return None, joint.counts is None and joint.proven  # segments are one more rule
+    if joint.counts is None:
+        return None, joint.proven
+    layouts: list[Layout] = []
+    left = inventory
+    for spec, counts in zip(specs, joint.counts, strict=True):
+        problem = state_problem(spec, left)
+        packing = problem.solve(counts)
+        if packing.places is None:
+            return None, False
+        layouts.append(_layout(problem, evolve(packing, proven=False), left))
+        left = take_layout(left, layouts[-1])
+    return layouts, True
+
+
+def _left_by(specs: Sequence[ClusterSpec], inventory: Inventory) -> Inventory | None:
+    """What clusters leave that are placed in this order; None where they don't fit."""
+    for spec in specs:
+        problem = state_problem(spec, inventory)
+        packing = problem.solve(problem.free)
+        if packing.places is None:
+            return None
+        inventory = take_layout(inventory, _layout(problem, packing, inventory))
+    return inventory
 
 
 def _orders(specs: Sequence[ClusterSpec]) -> Iterator[tuple[int, ...]]:
@@ -124,15 +207,6 @@ def _orders(specs: Sequence[ClusterSpec]) -> Iterator[tuple[int, ...]]:
     else:
         yield tuple(range(len(specs)))
         yield tuple(sorted(range(len(specs)), key=lambda index: (-max(specs[index].bundle_counts), -specs[index].world_size)))
-
-
-def _exceed_all(specs: Sequence[ClusterSpec], inventory: Inventory) -> bool:
-    """Whether the clusters together need more of some resource than all living nodes have."""
-    wanted: Counter[str] = Counter()
-    for spec in specs:
-        wanted.update({name: round(amount * spec.world_size * RESOURCE_UNIT) for name, amount in spec.bundle_resources.items()})
-    alive = [node for node in inventory.nodes if node.state == "alive"]
-    return any(amount > sum(round(node.total.get(name, 0.0) * RESOURCE_UNIT) for node in alive) for name, amount in wanted.items())
 
 
 def take_layout(inventory: Inventory, layout: Layout) -> Inventory:
@@ -161,7 +235,8 @@ def _warnings(problem: Problem, places: Sequence[tuple[int, ...]]) -> list[str]:
         users = Counter(position for place in places for position in set(place))
         shared = {position: count for position, count in users.items() if count > 1}
         if shared:
-            names = ", ".join(f"{problem.nodes[position].address} ({count})" for position, count in sorted(shared.items())[:4])
+            called = problem.node_names()
+            names = ", ".join(f"{called[position]} ({count})" for position, count in sorted(shared.items())[:4])
             more = f" and {len(shared) - 4} more" if len(shared) > 4 else ""
             logical = sum(bool(place) for place in places)
             warnings.append(f"SPREAD: too few physical nodes with room for {logical} logical nodes each on its own; shared: {names}{more}")

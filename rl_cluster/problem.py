@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.naming import node_names
 from rl_cluster.packing import MAX_STEPS, Packing, pack
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.segments import pack_segments, segment_notes
@@ -56,6 +57,11 @@ class Problem:
             0 if reason and reason[0] not in allowed else bundle_capacity(amount, each, most=most)
             for amount, reason in zip(amounts, self.unusable, strict=True)
         )
+
+    def node_names(self) -> tuple[str, ...]:
+        """What a text calls each node, in the order of ``nodes``."""
+        names = node_names({node.node_id: node.address or node.hostname for node in self.nodes})
+        return tuple(names[node.node_id] for node in self.nodes)
 
     def segment_notes(self, places: Sequence[tuple[int, ...]]) -> list[str]:
         """What of the segments and domains remains over, for a person; empty without ``segment_size``."""

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from rl_cluster.errors import ConfigError, WorkerStartError
 from rl_cluster.layout import Layout
+from rl_cluster.naming import node_names
 from rl_cluster.topology import AddressKey, NaturalKey, address_key, natural_key
 
 GpuId = str | int
@@ -100,12 +101,13 @@ def sorted_bundle_indices(layout: Layout) -> list[int]:
     return order_workers(layout_positions(layout))
 
 
-def engine_slices(where: Layout | Sequence[WorkerPosition], k: int) -> list[list[int]]:
+def engine_slices(where: Layout | Sequence[WorkerPosition], k: int, *, key: str = "cluster") -> list[list[int]]:
     """Slices of `k` bundles, each on one physical node, in rank order: for engines that span several GPUs.
 
     Args:
         where: A layout, or the positions of running workers.
         k: Bundles per engine.
+        key: Where the cluster's keys stand in the config, for the message.
 
     Returns:
         Lists of `k` indices of ``layout.bundles`` (or of the positions).
@@ -121,9 +123,12 @@ def engine_slices(where: Layout | Sequence[WorkerPosition], k: int) -> list[list
         by_node.setdefault(positions[index].node_id, []).append(index)
     for node_id, indices in by_node.items():
         if len(indices) % k:
+            # Whole logical nodes help only if each of them can be sliced.
+            whole = all(count % k == 0 for count in Counter(position.node_idx for position in positions).values())
+            names = node_names({position.node_id: position.address for position in positions})
             raise ConfigError(
-                f"engine_slices: the bundles on one physical node must be a multiple of {k}, got {len(indices)} on node "
-                f"{positions[indices[0]].address or node_id}. Fix: choose a k that divides them, or cluster.strategy=STRICT_PACK"
+                f"engine_slices: the bundles on one physical node must be a multiple of {k}, got {len(indices)} on node {names[node_id]}. "
+                f"Fix: choose a k that divides them{f', or {key}.strategy=STRICT_PACK' if whole else ''}"
             )
     return [indices[start : start + k] for indices in by_node.values() for start in range(0, len(indices), k)]
 

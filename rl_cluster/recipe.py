@@ -13,7 +13,7 @@ from rl_cluster import session
 from rl_cluster.builders import build_clusters, build_worker_group, numa_on
 from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
-from rl_cluster.layout import Shortfall
+from rl_cluster.layout import Shortfall, error_at
 from rl_cluster.picture import Picture
 from rl_cluster.plan import close_spec
 from rl_cluster.python_env import disable_rays_uv_hook
@@ -105,8 +105,8 @@ def build_recipe(
             owned = held.enter_context(build_clusters(specs, on_progress=on_progress))
         except ResourceInsufficientError as error:
             short = error.facts.get("shortfall")
-            named = f"{short.spec.name}: " if isinstance(short, Shortfall) else ""
-            raise type(error)(f"{named}{error.message}", **error.facts) from error
+            name = short.name if isinstance(short, Shortfall) else ""
+            raise error_at(error, name, f"{recipe.roles[name].path}.cluster" if name else "") from error
         plan = seat_roles(recipe, {name: cluster.layout for name, cluster in owned.items()})
         for warning in dict.fromkeys(f"{name}: {text}" for name, layout in plan.layouts.items() for text in layout.warnings):
             say(f"warning: {warning}")

@@ -17,7 +17,7 @@ from attrs import Factory, define, frozen
 
 from rl_cluster import config, options, rules
 from rl_cluster.errors import ConfigError
-from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
+from rl_cluster.recipe_spec import RAY_KEY, RecipeSpec, recipe_from_config, roles_of
 from rl_cluster.rules import RuleBroken
 from rl_cluster.text_file import UnreadableError, check_levels, read_text, why_unread
 
@@ -108,8 +108,27 @@ def recipe_tree(path: str | PathLike[str], *, overrides: Sequence[str] = (), len
         fix = f"write {near}={choices[key]}" if near else f"write +{key}={choices[key]} to add it"
         problems.append(RuleBroken("must be in the recipe's defaults list", choices[key], fix=fix).line(key))
     for word, override in values:
-        options.apply_word(tree, str(override.key_or_group), override, word, problems)
+        key = str(override.key_or_group)
+        if override.is_add() or override.is_force_add() or override.is_delete() or _top(key) in {*map(str, tree), RAY_KEY}:
+            options.apply_word(tree, key, override, word, problems)
+        else:
+            problems.append(_no_key(key, word, tree))
     return tree, problems
+
+
+def _top(key: str) -> str:
+    return key.partition(".")[0].partition("[")[0]
+
+
+def _no_key(key: str, word: str, tree: DictConfig) -> str:
+    top = _top(key)
+    owners = [str(name) for name, node in tree.items() if isinstance(node, Mapping) and top in roles_of(node)]
+    near = rules.near_word(top, map(str, tree))
+    if owners:
+        fix = f"write {rules.either([f'{owner}.{word}' for owner in owners[:3]])}"
+    else:
+        fix = f"write {near}{word.removeprefix(top)}" if near else f"write +{word} to add it"
+    return RuleBroken("must begin with a key of the recipe", word, fix=fix).line(key)
 
 
 def compose_option(file: Path, folder: Path, group: str, problems: list[str]) -> DictConfig:

@@ -20,7 +20,7 @@ from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_seats
 from rl_cluster.recipe_preview import inventory_to_plan_on, planned_line
 from rl_cluster.recipe_spec import RecipeSpec
 from rl_cluster.records import WorkerRecord
-from rl_cluster.rehearsal import planned_on, with_rehearsal
+from rl_cluster.rehearsal import planned_on, through_recipe, with_rehearsal
 from rl_cluster.rules import RuleBroken
 from rl_cluster.runs import Run, RunState, connect, look_again
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
@@ -83,7 +83,8 @@ class RecipeRun(Run):
         answer = plan_recipe(recipe, inventory)
         state.mark("planned")
         if not isinstance(answer, RecipePlan):
-            raise with_rehearsal(shortfall_error(answer), self.overrides, kind=_planned_on(self.spec))
+            error = through_recipe(shortfall_error(answer), self.spec.recipe_overrides)
+            raise with_rehearsal(error, self.overrides, kind=_planned_on(self.spec))
         state.plan = answer
         screen.grid(build_recipe_picture(answer))
         return EXIT_OK
@@ -104,7 +105,8 @@ class RecipeRun(Run):
                     build_recipe(recipe, ray_session=ray_session, nsight_dir=self.files.profiles, on_progress=screen.tell)
                 )
             except ResourceInsufficientError as error:
-                raise with_rehearsal(error, self.overrides, kind=planned_on(ray_session.kind, asked=self.spec.ray.kind)) from error
+                told = through_recipe(error, self.spec.recipe_overrides)
+                raise with_rehearsal(told, self.overrides, kind=planned_on(ray_session.kind, asked=self.spec.ray.kind)) from error
             held.callback(interrupts.ending)
             state.plan = built.plan
             state.simulated = any(layout.simulated for layout in built.plan.layouts.values())

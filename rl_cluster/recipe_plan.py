@@ -11,8 +11,9 @@ from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Layout, PlacedBundle, Shortfall
+from rl_cluster.naming import count_of
 from rl_cluster.nsight import check_patterns
-from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture, count_of
+from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture
 from rl_cluster.plan import close_spec, plan_layouts
 from rl_cluster.ranks import engine_slices, layout_positions, order_workers, rank_workers
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, bundles_on, out_of_range
@@ -65,14 +66,15 @@ class RolePlan:
             ConfigError: On some machine this role's bundles are not a multiple of ``k``, or a slice would need two placement groups.
         """
         places = dict(zip(self.layout.bundles, layout_positions(self.layout), strict=True))
+        key = f"{self.role.owner}.cluster"
         slices = []
-        for indices in engine_slices([places[bundle] for bundle in self.bundles], k):
+        for indices in engine_slices([places[bundle] for bundle in self.bundles], k, key=key):
             addresses = [self._address(self.bundles[index]) for index in indices]
             groups = {group for group, _ in addresses}
             if len(groups) > 1:
                 raise ConfigError(
                     f"engine_slices: {k} bundles must lie in one logical node, got bundles of {len(groups)}. "
-                    f"Fix: {self.role.owner}.cluster.unified=true, or a k that divides the bundles of a logical node"
+                    f"Fix: {key}.unified=true, or a k that divides the bundles of a logical node"
                 )
             slices.append((groups.pop(), [index for _, index in addresses]))
         return slices
@@ -102,7 +104,7 @@ def plan_recipe(recipe: RecipeSpec, inventory: Inventory) -> RecipePlan | Shortf
         inventory: What is there; only ``free`` resources are taken.
 
     Returns:
-        The plan, or the shortfall of the first cluster that does not fit (``shortfall.spec.name`` says which).
+        The plan, or the shortfall of the first cluster that does not fit (``shortfall.name`` says which).
 
     Raises:
         ConfigError: Roles overlap more than was declared (the message draws them), or a cluster's spec can't be read against these nodes.
@@ -111,7 +113,8 @@ def plan_recipe(recipe: RecipeSpec, inventory: Inventory) -> RecipePlan | Shortf
     _choose(recipe, {name: spec.bundle_counts for name, spec in clusters.items()})
     answer = plan_layouts(list(clusters.values()), inventory)
     if isinstance(answer, Shortfall):
-        return answer
+        name = list(clusters)[answer.index]
+        return answer.at(name, f"{recipe.roles[name].path}.cluster")
     return seat_roles(recipe, dict(zip(clusters, answer, strict=True)))
 
 
@@ -175,8 +178,7 @@ def check_seats(recipe: RecipeSpec) -> None:
 
 def shortfall_error(shortfall: Shortfall) -> ResourceInsufficientError:
     """The error to raise for a recipe's shortfall: says whose cluster it is."""
-    error = shortfall.to_error()
-    return ResourceInsufficientError(f"{shortfall.spec.name}: {error.message}", **error.facts)
+    return shortfall.to_error()
 
 
 def build_recipe_picture(

@@ -7,6 +7,7 @@ import sys
 
 from rl_cluster.inventory import Inventory
 from rl_cluster.layout import Shortfall
+from rl_cluster.naming import count_of
 from rl_cluster.recipe_plan import RecipePlan, check_seats, plan_recipe, shortfall_error
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.schema import RaySpec
@@ -66,6 +67,6 @@ def planned_line(plan: RecipePlan) -> str:
     used = len({bundle.node_id for layout in plan.layouts.values() for bundle in layout.bundles})
     suffix = " (simulated)" if any(layout.simulated for layout in plan.layouts.values()) else ""
     return (
-        f"PLANNED: {len(plan.roles)} role{'s' * (len(plan.roles) != 1)} on {bundles} bundles of {used} machine{'s' * (used != 1)}, "
+        f"PLANNED: {count_of(len(plan.roles), 'role')} on {count_of(bundles, 'bundle')} of {count_of(used, 'machine')}, "
         f"nothing was created{suffix}"
     )

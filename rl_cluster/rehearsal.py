@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl_cluster.errors import ResourceInsufficientError
-from rl_cluster.layout import Shortfall
+from attrs import evolve
 
-__all__ = ["planned_on", "with_rehearsal"]
+from rl_cluster.errors import ResourceInsufficientError
+from rl_cluster.layout import Shortfall, reworded
+
+__all__ = ["planned_on", "through_recipe", "with_rehearsal"]
 
 NONE_RUNNING = (
     "No running Ray cluster was found (looked at ray.address, $RAY_ADDRESS and this machine), and a local one here would be too small. "
@@ -47,6 +50,19 @@ def with_rehearsal(error: ResourceInsufficientError, overrides: Sequence[str], *
             rehearse = f"Fix: add nodes that hold it, or ask for less. {rehearse}"
         lines.append(rehearse)
     return type(error)("\n".join(lines), **error.facts)
+
+
+def through_recipe(error: ResourceInsufficientError, given: Sequence[str]) -> ResourceInsufficientError:
+    """The error for run.py with ``recipe=FILE``: keys of the recipe are pasted as one word of run.py, beside those ``given`` already."""
+    shortfall = error.facts.get("shortfall")
+    if not isinstance(shortfall, Shortfall):
+        return error
+    told = []
+    for text in shortfall.suggestions:
+        words, fits_now, rest = text.partition(" fits now")
+        quoted = ",".join(json.dumps(word, ensure_ascii=False) for word in (*given, *words.split(" ")))
+        told.append(f"{shlex.quote(f'recipe_overrides=[{quoted}]')}{fits_now}{rest}" if fits_now else text)
+    return reworded(error, shortfall, evolve(shortfall, suggestions=tuple(told)))
 
 
 def planned_on(session_kind: str, *, asked: str) -> str:

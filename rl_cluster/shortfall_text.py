@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rl_cluster.inventory import Holder, PhysicalNode
+from rl_cluster.holders import holder_name
+from rl_cluster.inventory import PhysicalNode
 from rl_cluster.layout import NodeShortfall, Shortfall
+from rl_cluster.naming import count_of, number
 from rl_cluster.problem import Problem
 from rl_cluster.schema import ClusterSpec
 
@@ -17,15 +19,10 @@ _LEFT_OUT = {
     "dead": "dead",
     "draining": "draining",
     "excluded": "left out by cluster.exclude_nodes",
-    "head": "the head node, left out by cluster.use_head=never",
+    "head": "",  # see _head_text
     "label": "without the labels of cluster.label_selector",
     "domain": "in no NVLink domain",
 }
-
-
-def number(amount: float) -> str:
-    """An amount of a resource as people write it: 8, 0.5, 12345."""
-    return str(round(amount)) if abs(amount - round(amount)) < 5e-5 else f"{amount:.4f}".rstrip("0")
 
 
 def kind_of(culprit: str, spec: ClusterSpec) -> str:
@@ -47,19 +44,11 @@ def held_text(node: PhysicalNode, resource: str) -> str:
     holders = [holder for holder in node.holders if holder.resources.get(resource, 0.0) > 5e-5]
     if not holders:
         return f"{number(free)} free, {number(held)} held"
-    clauses = [f"{number(holder.resources[resource])} held by {_holder_name(holder)}" for holder in holders[:2]]
+    clauses = [f"{number(holder.resources[resource])} held by {holder_name(holder)}" for holder in holders[:2]]
     if len(holders) > 2:
         rest = sum(holder.resources[resource] for holder in holders[2:])
         clauses.append(f"{number(rest)} held by {len(holders) - 2} more")
     return ", ".join([f"{number(free)} free", *clauses])
-
-
-def _holder_name(holder: Holder) -> str:
-    if holder.kind == "unknown":
-        return "something that Ray does not name (a task, or what ended a moment ago)"
-    if holder.kind == "planned":
-        return f"cluster {holder.name!r} of this plan" if holder.name else "another cluster of this plan"
-    return f"{holder.kind.replace('_', ' ')} {holder.name!r} of job {holder.job_id}"
 
 
 def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: Sequence[str], *, size: int, never: bool) -> str:
@@ -72,18 +61,23 @@ def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: S
     want = _want(problem, resource)
     if not usable:
         if lonely_head(problem.spec, nodes):
-            return f"{want}: no {problem.spec.accelerator} anywhere: the only node is the head node {nodes[0].node.address}, which has none"
+            return f"{want}: no {problem.spec.accelerator} anywhere: the only node is the head node {nodes[0].name}, which has none"
         return f"{want}: no node may be used: {_left_out_text(problem.spec, left_out) or 'there are none'}"
     parts = [_enough_where(problem, usable, resource, size=size, never=never)]
     if resource is not None:
         short = [(entry, room) for entry, room in usable if _has(entry.node, resource, never) < entry.needed[resource] - 5e-5]
         near = sorted(range(len(short)), key=lambda index: (-short[index][1], index))[:NODES_IN_HEADLINE]
-        parts += [f"{short[index][0].node.address} has {held_text(short[index][0].node, resource)}" for index in near]
+        parts += [f"{short[index][0].name} has {_there_text(short[index][0].node, resource, never)}" for index in near]
         if len(short) > NODES_IN_HEADLINE:
             parts.append(f"{len(short) - NODES_IN_HEADLINE} more have less than {number(short[0][0].needed[resource])}")
     if left_out:
         parts.append(f"not used: {_left_out_text(problem.spec, left_out)}")
     return f"{want}: {'; '.join(parts)}"
+
+
+def _there_text(node: PhysicalNode, resource: str, never: bool) -> str:
+    """What a node has; who holds it is beside the point where the machine itself is too small."""
+    return f"{number(node.total.get(resource, 0.0))} in all" if never else held_text(node, resource)
 
 
 def _has(node: PhysicalNode, resource: str, never: bool) -> float:
@@ -96,8 +90,15 @@ def lonely_head(spec: ClusterSpec, nodes: Sequence[NodeShortfall]) -> bool:
 
 
 def _left_out_text(spec: ClusterSpec, left_out: Mapping[str, int]) -> str:
-    texts = {**_LEFT_OUT, "head": f"the head node, which has no {spec.accelerator}"} if spec.use_head == "auto" else _LEFT_OUT
-    return ", ".join(f"{count} {texts[kind]}" for kind, count in left_out.items())
+    return ", ".join(_head_text(spec, count) if kind == "head" else f"{count} {_LEFT_OUT[kind]}" for kind, count in left_out.items())
+
+
+def _head_text(spec: ClusterSpec, count: int) -> str:
+    """There is one head node; a file may name more."""
+    who = "the head node, " if count == 1 else f"{count} head nodes, "
+    if spec.use_head != "auto":
+        return f"{who}left out by cluster.use_head=never"
+    return f"{who}which {'has' if count == 1 else 'have'} no {spec.accelerator}"
 
 
 def _want(problem: Problem, resource: str | None) -> str:
@@ -105,9 +106,9 @@ def _want(problem: Problem, resource: str | None) -> str:
     sizes = [size for size in problem.sizes if size]
     each = spec.bundle_resources
     if resource in (None, spec.accelerator) and each.get(spec.accelerator) == 1:
-        unit = spec.accelerator + "s"
+        noun, of = spec.accelerator, ""
     else:
-        unit = "bundles of {" + ", ".join(f"{name} {number(amount)}" for name, amount in each.items()) + "}"
+        noun, of = "bundle", " of {" + ", ".join(f"{name} {number(amount)}" for name, amount in each.items()) + "}"
     kinds = sorted(set(sizes), reverse=True)
     amount = " and ".join(map(str, sizes)) if 1 < len(sizes) <= 3 and len(kinds) > 1 else str(kinds[0])
     if len(kinds) > 1 and len(sizes) > 3:
@@ -117,22 +118,21 @@ def _want(problem: Problem, resource: str | None) -> str:
         where += f", in segments of {spec.segment_size} in one NVLink domain"
     if len(sizes) == 1:
         where = where.replace(" on distinct machines", " on one machine").replace(" each on one", " on one")
-    return f"{len(sizes)} logical node{'s' * (len(sizes) > 1)} of {amount} {unit}{where}"
+    return f"{count_of(len(sizes), 'logical node')} of {amount} {noun}{'s' * (amount != '1')}{of}{where}"
 
 
 def _enough_where(problem: Problem, usable: Sequence[tuple[NodeShortfall, int]], resource: str | None, *, size: int, never: bool) -> str:
     spec = problem.spec
     room = sum(room for _, room in usable)
     wanted = sum(problem.sizes)
-    have = [entry.node.address for entry, room in usable if room >= size]
+    have = [entry.name for entry, room in usable if room >= size]
     if resource is None and spec.strategy == "STRICT_SPREAD" and len(have) < len([size for size in problem.sizes if size]):
-        count = f"only {len(have)} node{'s have' if len(have) != 1 else ' has'}"
-        return f"{count} room for {'that' if never else 'that now'}"
+        return f"only {count_of(len(have), 'node')} {'has' if len(have) == 1 else 'have'} room for {'that' if never else 'that now'}"
     if spec.strategy in ("PACK", "SPREAD") or resource is None or len(have) == len(usable):
         held = "with nothing held there is" if never else "there is now"
         if room >= wanted:
-            return f"{held} room for {room} bundles, {wanted} wanted, but not in the right places"
-        return f"{held} room for {room} of {wanted} bundles{f', {resource} is short' if resource else ''}"
+            return f"{held} room for {count_of(room, 'bundle')}, {wanted} wanted, but not in the right places"
+        return f"{held} room for {room} of {count_of(wanted, 'bundle')}{f', {resource} is short' if resource else ''}"
     need = number(usable[0][0].needed[resource])
     unit = resource + "s" * (resource in ("CPU", spec.accelerator) and need != "1")
     state = "" if never else " free"
@@ -149,7 +149,7 @@ def render_shortfall(shortfall: Shortfall) -> str:
 
     Neighbouring nodes that are alike share their lines; a ``!`` marks what is short.
     """
-    lines = [shortfall.headline]
+    lines = [f"{shortfall.name}: {shortfall.headline}" if shortfall.name else shortfall.headline]
     rows = [row for group in _alike(shortfall.nodes) for row in _rows(group)]
     if rows:
         table = [("node", "resource", "needed", "free", "total", "", "held by"), *rows[:MAX_ROWS]]
@@ -160,7 +160,12 @@ def render_shortfall(shortfall: Shortfall) -> str:
             lines.append("  " + "  ".join([*left, *right, row[5].ljust(widths[5]), row[6]]).rstrip())
         if len(rows) > MAX_ROWS:
             lines.append(f"  ... and {len(rows) - MAX_ROWS} more lines")
-    lines.append("No waiting helps with the nodes there are." if shortfall.never else "It would fit if nothing were held.")
+    if shortfall.never:
+        lines.append("No waiting helps with the nodes there are.")
+    elif shortfall.facts.get("proven", True):
+        lines.append("It would fit if nothing were held.")
+    else:
+        lines.append("No layout was found with nothing held either; it is too large to try all, so there may be one.")
     lines += [f"Fix: {suggestion}" for suggestion in shortfall.suggestions]
     return "\n".join(lines)
 
@@ -173,7 +178,7 @@ def _alike(nodes: Sequence[NodeShortfall]) -> list[list[NodeShortfall]]:
         look = (
             amounts,
             entry.reason if entry.kind in _LEFT_OUT else "",
-            [(holder.kind, holder.id, holder.resources) for holder in entry.node.holders],
+            [(holder.kind, holder.name, holder.id, holder.job_id, holder.resources) for holder in entry.node.holders],
         )
         if groups and look == last:
             groups[-1].append(entry)
@@ -185,14 +190,14 @@ def _alike(nodes: Sequence[NodeShortfall]) -> list[list[NodeShortfall]]:
 
 def _rows(group: Sequence[NodeShortfall]) -> list[tuple[str, ...]]:
     entry = group[0]
-    name = entry.node.address if len(group) == 1 else f"{entry.node.address} to {group[-1].node.address} ({len(group)} nodes)"
+    name = entry.name if len(group) == 1 else f"{entry.name} to {group[-1].name} ({len(group)} nodes)"
     if entry.kind in _LEFT_OUT:
         return [(name, "-", "-", "-", "-", "", entry.reason)]
     rows: list[tuple[str, ...]] = []
     for resource, needed in entry.needed.items():
         free, total = entry.node.free.get(resource, 0.0), entry.node.total.get(resource, 0.0)
         holders = [
-            f"{number(holder.resources[resource])} by {_holder_name(holder)}"
+            f"{number(holder.resources[resource])} by {holder_name(holder)}"
             for holder in entry.node.holders
             if holder.resources.get(resource, 0.0) > 5e-5
         ]

@@ -9,7 +9,8 @@ from xml.sax.saxutils import quoteattr
 
 from attrs import frozen
 
-from rl_cluster.picture import GridCell, GridNode, Picture, count_of
+from rl_cluster.naming import count_of
+from rl_cluster.picture import GridCell, GridNode, Picture
 from rl_cluster.svg_shapes import CHARACTER, PALETTE, STYLE, clip, is_light, legal, rectangle, text_width, words
 
 ASPECT = 1.6  # width to height that a page of many nodes aims at

@@ -10,7 +10,7 @@ from xml.sax.saxutils import quoteattr
 
 from attrs import frozen
 
-from rl_cluster.picture import count_of
+from rl_cluster.naming import count_of
 from rl_cluster.svg_shapes import CHARACTER, PALETTE, STYLE, clip, is_light, legal, rectangle, text_width, words
 from rl_cluster.sweep_summary import JobRow, Machine, render_counts
 from rl_cluster.sweep_table import render_sweep_verdict, seconds_after_ray, split_overrides

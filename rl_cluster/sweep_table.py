@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from rl_cluster.picture import count_of
+from rl_cluster.naming import count_of
 from rl_cluster.sweep_summary import STATUSES, JobRow, render_counts
 
 HEADERS = ("job", "overrides", "status", "machines", "placed", "ready", "total", "CPU binding", "error")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_cluster.checks import Check
-from rl_cluster.picture import count_of
+from rl_cluster.naming import count_of
 from rl_cluster.python_prefetch import Prefetched
 from rl_cluster.records import WorkerRecord
 

@@ -71,6 +71,19 @@ def best_layout(sizes: Sequence[int], rooms: Sequence[int], strategy: str) -> tu
     return min(every_layout(sizes, rooms, strategy), key=lambda places: (packing_cost(places, strategy=strategy), places), default=None)
 
 
+def all_fit(wanted: Sequence[tuple[Sequence[int], str]], rooms: Sequence[int]) -> bool:
+    """Whether several clusters (sizes, strategy) fit side by side, by trying every layout of each."""
+    left = {tuple(rooms)}
+    for sizes, strategy in wanted:
+        taken = {
+            tuple(sum(place.count(bin_) for place in layout) for bin_ in range(len(rooms)))
+            for layout in every_layout(sizes, rooms, strategy)
+        }
+        left = {tuple(room - some for room, some in zip(state, take, strict=True)) for state in left for take in taken}
+        left = {state for state in left if min(state) >= 0}
+    return bool(left)
+
+
 def best_segment_cost(
     sizes: Sequence[int], rooms: Sequence[int], domains: Sequence[str | None], segment_size: int, strategy: str
 ) -> tuple[int, int, int] | None:
@@ -115,6 +128,29 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
         cpus_per_bundle=draw(st.sampled_from([None, 0.5, 2.0, 0.1])),
         resources=draw(st.sampled_from([{}, {"nic": 0.25}])),
         label_selector=draw(st.sampled_from([{}, {"kind": "in(a,b)"}, {"kind": "!a"}])),
+        use_head=draw(st.sampled_from(["auto", "always", "never"])),
+    )
+
+
+@st.composite
+def written_specs(draw: st.DrawFn) -> ClusterSpec:
+    """Small specs in every way in which the bundles can be written down, with nodes left out."""
+    count, bundles = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    ways: list[dict[str, object]] = [
+        {"num_nodes": count, "gpus_per_node": bundles},
+        {"num_nodes": count, "gpus_per_node": 6, "bundles_per_node": bundles},
+        {"num_nodes": count, "gpus_per_node": 6, "bundles_per_node": bundles, "use_gpus": False},
+        {"bundle_ct_per_node_list": [bundles] * count, "gpus_per_node": 6},
+        {"bundle_ct_per_node_list": [bundles] * count, "bundles_per_node": bundles, "gpus_per_node": 6},
+        {"bundle_ct_per_node_list": [*range(count), bundles], "gpus_per_node": 6},
+    ]
+    return ClusterSpec(
+        **draw(st.sampled_from(ways)),  # type: ignore[arg-type]
+        strategy=draw(strategies),
+        cpus_per_bundle=draw(st.sampled_from([None, 0.5, 2.0])),
+        accelerator=draw(st.sampled_from(["GPU", "GPU", "gpu"])),
+        label_selector=draw(st.sampled_from([{}, {"kind": "in(a,b)"}])),
+        exclude_nodes=draw(st.sampled_from([[], ["10.0.0.2"]])),
         use_head=draw(st.sampled_from(["auto", "always", "never"])),
     )
 

@@ -21,7 +21,20 @@ LAYERS: dict[str, set[str]] = {
     "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_reaper", "_setup_worker"},
     "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
     "planning": {
-        *("diagnosis", "inventory", "inventory_file", "layout", "packing", "packing_exact", "packing_greedy", "plan", "problem", "ranks"),
+        *(
+            "diagnosis",
+            "inventory",
+            "inventory_file",
+            "layout",
+            "packing",
+            "packing_exact",
+            "packing_greedy",
+            "packing_joint",
+            "plan",
+            "problem",
+            "ranks",
+        ),
+        *("holders", "naming", "suggestions"),
         *("inventory_dump", "segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
     },
     "numa": {

@@ -6,16 +6,28 @@ import random
 from collections import Counter
 from decimal import Decimal
 
+import yaml
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.packing import pack, packing_cost
-from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.plan import Layout, Shortfall, plan_layout, plan_layouts
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.segments import pack_segments
-from tests.strategies import best_layout, best_segment_cost, every_layout, inventories, packings, specs, strategies
+from tests.strategies import (
+    all_fit,
+    best_layout,
+    best_segment_cost,
+    every_layout,
+    inventories,
+    made_up_node,
+    packings,
+    specs,
+    strategies,
+    written_specs,
+)
 
 SOFT = ("PACK", "SPREAD")
 
@@ -112,6 +124,61 @@ def test_there_is_a_layout_exactly_when_an_exhaustive_search_finds_one(spec: Clu
     assert isinstance(answer, Layout) == exists(spec, rooms(spec, inventory))
     if isinstance(answer, Shortfall):
         assert answer.never != exists(spec, rooms(spec, inventory, total=True))
+
+
+@many
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=3), strategies), min_size=2, max_size=3),
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=4),
+)
+def test_of_several_clusters_never_means_never(wanted: list[tuple[list[int], str]], machines: list[tuple[int, bool]]) -> None:
+    """All are placed only where that is possible; "never" is said only where it is impossible with nothing held, else it is "not now"."""
+    nodes = [
+        made_up_node(index, {"GPU": float(total), "CPU": 64.0}, {"GPU": float(total // 2 if held else total), "CPU": 64.0})
+        for index, (total, held) in enumerate(machines)
+    ]
+    clusters = [ClusterSpec(bundle_ct_per_node_list=sizes, strategy=strategy) for sizes, strategy in wanted]
+    answer = plan_layouts(clusters, Inventory(tuple(nodes)))
+    assert isinstance(answer, Shortfall) != all_fit(wanted, [int(node.free["GPU"]) for node in nodes])
+    if isinstance(answer, Shortfall):
+        assert answer.never != all_fit(wanted, [int(node.total["GPU"]) for node in nodes])
+
+
+def with_words(spec: ClusterSpec, suggestion: str) -> ClusterSpec:
+    """The spec with the words of ``cluster.key=value cluster.key=value fits now``."""
+    changes = {}
+    for word in suggestion.removesuffix(" fits now").split(" "):
+        key, _, value = word.partition("=")
+        changes[key.removeprefix("cluster.")] = yaml.safe_load(value)
+    return evolve(spec, **changes)
+
+
+LIFTED = {
+    "relax cluster.label_selector": {"label_selector": {}},
+    "shorten cluster.exclude_nodes": {"exclude_nodes": []},
+    "cluster.use_head=always": {"use_head": "always"},
+}
+
+
+@many
+@given(st.lists(written_specs(), min_size=1, max_size=3), inventories())
+def test_what_is_said_to_fit_fits(wanted: list[ClusterSpec], inventory: Inventory) -> None:
+    """Each suggestion, pasted behind the same command, is valid and plans, together with all other clusters."""
+    answer = plan_layouts(wanted, inventory)
+    if not isinstance(answer, Shortfall):
+        return
+    freed = evolve(inventory, nodes=tuple(evolve(node, free=node.total) for node in inventory.nodes))
+    for text in answer.suggestions:
+        if text.endswith(" fits now"):
+            changed, nodes = with_words(answer.spec, text), inventory
+        elif text.partition(": ")[2] in LIFTED:
+            changed = evolve(answer.spec, **LIFTED[text.partition(": ")[2]])
+            nodes = freed if "if nothing were held" in text else inventory
+        else:
+            assert text.startswith(("wait: it fits when ", "no node has a resource gpu: write GPU"))
+            continue
+        others = [*wanted[: answer.index], changed, *wanted[answer.index + 1 :]]
+        assert not isinstance(plan_layouts(others, nodes), Shortfall), text
 
 
 @many

@@ -150,8 +150,11 @@ def test_engines_that_do_not_come_out_even_are_an_error() -> None:
     with pytest.raises(ConfigError) as caught:
         engine_slices(layout(4, 6, counts=[4, 6]), 4)
     assert str(caught.value) == (
-        "engine_slices: the bundles on one physical node must be a multiple of 4, got 6 on node 10.0.0.2. "
-        "Fix: choose a k that divides them, or cluster.strategy=STRICT_PACK"
+        "engine_slices: the bundles on one physical node must be a multiple of 4, got 6 on node 10.0.0.2. Fix: choose a k that divides them"
     )
+    with pytest.raises(
+        ConfigError, match=r"got 3 on node 10\.0\.0\.1\. Fix: choose a k that divides them, or a.cluster.strategy=STRICT_PACK$"
+    ):
+        engine_slices(layout(3, 5, counts=[4, 4]), 4, key="a.cluster")
     with pytest.raises(ConfigError, match="k must be at least 1, got 0"):
         engine_slices(layout(4, counts=[4]), 0)

@@ -18,10 +18,15 @@ AMOUNTS = {"GPU": 8.0, "CPU": 64.0}
 DOMAIN = {"ray.io/gpu-domain": "a"}
 
 
-def held(node: PhysicalNode, gpus: float, *, name: str = "other-job-node0", kind: str = "placement_group") -> PhysicalNode:
+TWO_NAMELESS = (Holder("actor", "a", "", "", {"GPU": 4.0}), Holder("actor", "", "", "", {"GPU": 4.0}))
+
+
+def held(
+    node: PhysicalNode, gpus: float, *, name: str = "other-job-node0", kind: str = "placement_group", job: str = "02000000"
+) -> PhysicalNode:
     """The node with so many GPUs held, and as many CPUs."""
     free = {"GPU": node.free["GPU"] - gpus, "CPU": node.free["CPU"] - gpus}
-    holder = Holder(kind, name, f"id-{name}", "02000000", {"GPU": gpus, "CPU": gpus})
+    holder = Holder(kind, name, f"id-{name}", job, {"GPU": gpus, "CPU": gpus})
     return evolve(node, free=free, holders=(*node.holders, holder))
 
 
@@ -112,7 +117,7 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             True,
             "head",
             "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; "
-            "not used: 1 the head node, left out by cluster.use_head=never",
+            "not used: the head node, left out by cluster.use_head=never",
             id="head",
         ),
         pytest.param(
@@ -128,7 +133,7 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             {"num_nodes": 2, "strategy": "STRICT_SPREAD"},
             True,
             "nodes",
-            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; not used: 1 the head node, which has no GPU",
+            "2 logical nodes of 8 GPUs on distinct machines: only 1 node has room for that; not used: the head node, which has no GPU",
             id="a-head-without-gpus",
         ),
         pytest.param(
@@ -157,6 +162,31 @@ def test_the_whole_text_of_a_diagnosis() -> None:
             id="too-few-machines",
         ),
         pytest.param(
+            Inventory((held(made_up_node(0, AMOUNTS), 4), made_up_node(1, AMOUNTS))),
+            {"num_nodes": 1, "gpus_per_node": 32, "strategy": "STRICT_PACK"},
+            True,
+            "accelerator",
+            "1 logical node of 32 GPUs on one machine: no machine is that large: 32 GPUs needed on one; "
+            "10.0.0.1 has 8 in all; 10.0.0.2 has 8 in all",
+            id="a-machine-is-as-large-as-it-is-whoever-holds-it",
+        ),
+        pytest.param(
+            made_up_inventory(0),
+            {"num_nodes": 1, "gpus_per_node": 1},
+            True,
+            "accelerator",
+            "1 logical node of 1 GPU: with nothing held there is room for 0 of 1 bundle, GPU is short; 10.0.0.1 has 0 in all",
+            id="one-is-singular",
+        ),
+        pytest.param(
+            made_up_inventory(0, cpus=0),
+            {"num_nodes": 1, "gpus_per_node": 0, "bundles_per_node": 1},
+            True,
+            "cpu",
+            "1 logical node of 1 bundle of {CPU 1}: with nothing held there is room for 0 of 1 bundle, CPU is short; 10.0.0.1 has 0 in all",
+            id="one-bundle-is-singular",
+        ),
+        pytest.param(
             Inventory(()), {"num_nodes": 2}, True, "nodes", "2 logical nodes of 8 GPUs: no node may be used: there are none", id="no-nodes"
         ),
     ],
@@ -182,16 +212,106 @@ def test_the_headline_says_what_is_short(inventory: Inventory, keys: dict[str, o
             (
                 "cluster.strategy=PACK fits now",
                 "cluster.strategy=SPREAD fits now",
-                "cluster.bundle_ct_per_node_list=[3] fits now",
-                "cluster.bundles_per_node=2 fits now",
+                "cluster.num_nodes=1 cluster.bundle_ct_per_node_list=[3] fits now",
+                "cluster.bundle_ct_per_node_list=[2,2] fits now",
             ),
             id="other-strategy",
         ),
         pytest.param(
             Inventory((held(held(made_up_node(0, AMOUNTS), 4, name="a"), 4, name="b"),)),
             {"num_nodes": 1, "gpus_per_node": 8},
+            ("wait: it fits when job 02000000 ends (placement groups 'a', 'b')",),
+            id="all-of-one-job",
+        ),
+        pytest.param(
+            Inventory((held(held(made_up_node(0, AMOUNTS), 4, name="a"), 4, name="b", job="03000000"),)),
+            {"num_nodes": 1, "gpus_per_node": 8},
             ("wait: it fits when enough of what is held is given back",),
-            id="no-one-holder-alone",
+            id="no-one-job-alone",
+        ),
+        pytest.param(
+            Inventory(
+                tuple(
+                    held(held(made_up_node(index, AMOUNTS), 4, name=f"run-node{index}"), 1, name=f"a{index}", kind="actor")
+                    for index in range(4)
+                )
+            ),
+            {"num_nodes": 4},
+            (
+                "wait: it fits when job 02000000 ends "
+                "(placement groups 'run-node0', 'run-node1', 'run-node2' and 1 more, actors 'a0', 'a1', 'a2' and 1 more)",
+                "cluster.num_nodes=1 fits now",
+                "cluster.gpus_per_node=3 fits now",
+            ),
+            id="a-run-of-many-groups",
+        ),
+        pytest.param(
+            Inventory((evolve(made_up_node(0, AMOUNTS, {"GPU": 0.0, "CPU": 64.0}), holders=TWO_NAMELESS),)),
+            {"num_nodes": 1, "gpus_per_node": 8},
+            ("wait: it fits when enough of what is held is given back",),
+            id="holders-of-a-file-without-ids-are-not-one",
+        ),
+        pytest.param(
+            Inventory((evolve(made_up_node(0, AMOUNTS, {"GPU": 0.0, "CPU": 64.0}), holders=TWO_NAMELESS),)),
+            {"num_nodes": 1, "gpus_per_node": 4},
+            ("wait: it fits when a nameless actor on 10.0.0.1 ends", "wait: it fits when actor 'a' on 10.0.0.1 ends"),
+            id="a-holder-without-job-and-id",
+        ),
+        pytest.param(
+            Inventory(
+                tuple(
+                    evolve(
+                        made_up_node(index, AMOUNTS, {"GPU": 0.0, "CPU": 64.0}), holders=(Holder("placement_group", "x", "", "", AMOUNTS),)
+                    )
+                    for index in range(2)
+                )
+            ),
+            {"num_nodes": 2},
+            ("wait: it fits when placement group 'x' ends",),
+            id="a-group-of-one-name-is-one",
+        ),
+        pytest.param(
+            made_up_inventory(8),
+            {"bundle_ct_per_node_list": [16], "gpus_per_node": 16, "strategy": "STRICT_PACK"},
+            ("cluster.bundle_ct_per_node_list=[8] fits now",),
+            id="a-list-is-answered-by-a-list",
+        ),
+        pytest.param(
+            made_up_inventory(8),
+            {"bundle_ct_per_node_list": [16], "bundles_per_node": 16, "gpus_per_node": 16, "strategy": "STRICT_PACK"},
+            ("cluster.bundles_per_node=8 cluster.bundle_ct_per_node_list=[8] fits now",),
+            id="and-what-must-agree-with-it",
+        ),
+        pytest.param(
+            Inventory((held(made_up_node(0, AMOUNTS, is_head=True), 8), made_up_node(1, AMOUNTS))),
+            {"num_nodes": 2, "use_head": "never", "strategy": "STRICT_SPREAD"},
+            ("cluster.num_nodes=1 fits now", "the head node would have room if nothing were held: cluster.use_head=always"),
+            id="a-head-node-that-is-held",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, AMOUNTS, is_head=True), made_up_node(1, AMOUNTS, labels={"zone": "a"}))),
+            {"num_nodes": 2, "use_head": "never", "strategy": "STRICT_SPREAD", "label_selector": {"zone": "a"}},
+            ("cluster.num_nodes=1 fits now",),
+            id="a-head-node-that-has-not-the-labels-either",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, AMOUNTS), made_up_node(1, AMOUNTS, labels={"zone": "a"}))),
+            {"num_nodes": 2, "strategy": "STRICT_SPREAD", "label_selector": {"zone": "a"}, "exclude_nodes": ["10.0.0.1"]},
+            ("cluster.num_nodes=1 fits now",),
+            id="an-excluded-node-that-has-not-the-labels-either",
+        ),
+        pytest.param(made_up_inventory(8), {"num_nodes": 1, "accelerator": "gpu"}, ("cluster.accelerator=GPU fits now",), id="gpu-for-GPU"),
+        pytest.param(
+            made_up_inventory(4, 4),
+            {"num_nodes": 1, "accelerator": "gpu", "strategy": "STRICT_PACK"},
+            ("no node has a resource gpu: write GPU in cluster.accelerator",),
+            id="gpu-for-GPU-and-too-many",
+        ),
+        pytest.param(
+            Inventory((made_up_node(0, {**AMOUNTS, "nic": 8.0}),)),
+            {"num_nodes": 1, "resources": {"NIC": 1}},
+            ("no node has a resource NIC: write nic in cluster.resources",),
+            id="NIC-for-nic",
         ),
         pytest.param(
             made_up_inventory(8, 8),
@@ -227,6 +347,45 @@ def test_what_is_held_by_nobody_known_is_said_so() -> None:
     assert (
         answer.nodes[0].reason == "GPU: 8 needed, 2 free, 6 held by something that Ray does not name (a task, or what ended a moment ago)"
     )
+
+
+def test_nodes_of_one_address_are_told_apart_by_their_ids() -> None:
+    """Headline and table call a machine as the drawing does."""
+    amounts = {"GPU": 4.0, "CPU": 8.0}
+    nodes = tuple(PhysicalNode(f"{number}{'0' * 55}", "192.0.2.2", amounts, amounts) for number in (1, 2)) + (
+        PhysicalNode(f"3{'0' * 55}", "192.0.2.2", {"GPU": 8.0, "CPU": 8.0}, {"GPU": 8.0, "CPU": 8.0}),
+    )
+    text = render_shortfall(shortfall(Inventory(nodes), num_nodes=2, strategy="STRICT_SPREAD"))
+    assert text.splitlines()[0] == (
+        "2 logical nodes of 8 GPUs on distinct machines: only node 192.0.2.2 (300000) has 8 GPUs; "
+        "192.0.2.2 (100000) has 4 in all; 192.0.2.2 (200000) has 4 in all"
+    )
+    assert [line.partition("  CPU")[0].strip() for line in text.splitlines() if line.startswith("  192")] == [
+        "192.0.2.2 (100000) to 192.0.2.2 (200000) (2 nodes)",
+        "192.0.2.2 (300000)",
+    ]
+
+
+HARD_TO_PACK = [7] * 8 + [5] * 11 + [4] * 7 + [3] * 13  # into nine machines of 20: 176 of 180, and more than a search gets through
+
+
+def test_what_was_not_searched_whole_is_not_promised() -> None:
+    """Neither "never" nor "it would fit" where a search was cut short."""
+    answer = shortfall(made_up_inventory(*[20] * 9), bundle_ct_per_node_list=HARD_TO_PACK, strategy="STRICT_PACK")
+    assert (answer.never, answer.facts["proven"]) == (False, False)
+    assert not any(text.startswith("wait") for text in answer.suggestions)
+    assert "No layout was found with nothing held either; it is too large to try all, so there may be one." in render_shortfall(answer)
+
+
+def test_the_keys_are_those_of_the_config() -> None:
+    """Where the cluster is a part of something its suggestions name its own keys, and the text its name."""
+    moved = shortfall(BUSY, num_nodes=2, strategy="STRICT_SPREAD").at("policy", "policy.cluster")
+    assert moved.suggestions == (
+        "wait: it fits when placement group 'other-job-node0' of job 02000000 ends",
+        "policy.cluster.num_nodes=1 fits now",
+        "policy.cluster.gpus_per_node=4 fits now",
+    )
+    assert render_shortfall(moved).startswith("policy: 2 logical nodes of 8 GPUs on distinct machines: ")
 
 
 def test_alike_neighbours_share_their_lines() -> None:
