@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from rl_cluster.layout import PlacedBundle
 from rl_cluster.nsight import RAYS_KEYS
 from rl_cluster.target_import import import_target
 from rl_cluster.worker_boot import Binder, worker_class
+
+logger = logging.getLogger(__name__)
 
 GROUPS_OWN = (
     *("name", "namespace", "get_if_exists", "lifetime", "max_restarts", "label_selector"),
@@ -94,6 +97,10 @@ class ActorRecipe:
             raise ConfigError(
                 "worker options: nsight of @ray.remote must be known before a worker starts, and this process can't import the class. "
                 "Fix: give it as worker.nsight"
+            )
+        if hasattr(user_class, "configure_worker"):
+            logger.warning(
+                "%s.configure_worker is not called: options, env and kwargs of build_worker_group say what it would", self.target
             )
         for options in (default_options, *(seat.options for seat in seats[:1])):
             check_options(options)

@@ -161,7 +161,7 @@ def _in_order(
             try:
                 results[number] = ray.get(ref)
             except Exception as error:
-                raise _start_error(seats[number], number, layout, what, cause_text(error)) from error
+                raise _start_error(seats[number], number, layout, what, cause_text(error), _fix(error)) from error
         if on_progress is not None and (ready or more):
             on_progress(len(refs) - len(waiting), len(refs))
         if waiting and time.monotonic() >= deadline:
@@ -177,11 +177,11 @@ def _in_order(
     return results
 
 
-def _start_error(seat: Seat, rank: int, layout: Layout, what: str, cause: str) -> WorkerStartError:
+def _start_error(seat: Seat, rank: int, layout: Layout, what: str, cause: str, fix: str = "") -> WorkerStartError:
     node = _node_text(layout, seat.bundle.node_id)
     return WorkerStartError(
         f"worker {seat.name} (rank {rank}, bundle {seat.bundle.bundle_idx} of logical node {seat.bundle.node_idx}) on {node} "
-        f"failed in {what}: {cause}",
+        f"failed in {what}: {cause}{fix}",
         rank=rank,
         bundle=(seat.bundle.node_idx, seat.bundle.bundle_idx),
         node=node,
@@ -203,6 +203,16 @@ def cause_text(error: BaseException) -> str:
     if "error raised in its creation task" in lines[0] or "Traceback" in str(error):
         return lines[-1]  # the last line of the worker's own traceback
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def _fix(error: BaseException) -> str:
+    """What to do about a module that the driver has and the worker has not."""
+    if not isinstance(getattr(error, "cause", None), ModuleNotFoundError) and "ModuleNotFoundError: " not in cause_text(error):
+        return ""
+    return (
+        ". Fix: workers look in their Python's packages, in the folder where the command was typed, and in PYTHONPATH: install the module "
+        "there, or write env.set.PYTHONPATH=FOLDER"
+    )
 
 
 def _node_text(layout: Layout, node_id: str) -> str:

@@ -90,13 +90,16 @@ def binding_summary(records: Sequence[WorkerRecord]) -> str:
 
 def python(records: Sequence[WorkerRecord], spec: RunSpec, expected: str | Mapping[str, str] | None) -> Problems:
     """Each worker runs the interpreter that was asked for; see ``check_workers`` for what that is."""
+    fix = ""
     if expected is None:
         asked = spec.python.executable
         expected = sys.executable if asked == "SYSTEM" else asked if os.path.isabs(asked) and " " not in asked else None
+        fix = " (a Ray that runs already has a Python of its own. Fix: ray=local, or python=base)" * (asked == "SYSTEM")
     if expected is not None:
         wanted = dict(expected) if isinstance(expected, Mapping) else {record.node_id: expected for record in records}
         return [
-            f"rank {record.rank} on {place_of(record)} runs {record.python or 'an unknown Python'}, asked was {wanted.get(record.node_id)}"
+            f"rank {record.rank} on {place_of(record)} runs {record.python or 'an unknown Python'}, "
+            f"asked was {wanted.get(record.node_id)}{fix}"
             for record in records
             if not _same_python(record.python, wanted.get(record.node_id))
         ]

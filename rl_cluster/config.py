@@ -151,8 +151,15 @@ def _first_line(error: BaseException) -> str:
 
 def _unknown_key(key: str, value: object, kind: type, path: str) -> str:
     names = [attribute.name for attribute in attrs.fields(kind)]
+    inside = [f"{group}.{key}" for group, member in GROUPS.items() if group in names and key in attrs.fields_dict(member)]
+    parts = [name for name in names if key.lower() in name.split("_")]  # gpus: gpus_per_node or use_gpus
     near = rules.near_word(key, names)
-    fix = f"write {join_path(path, near)}" if near else f"leave it out; the keys here are {', '.join(names)}"
+    meant = inside or (parts if len(parts) > 1 else [near] if near else [])
+    fix = (
+        f"write {rules.either([join_path(path, name) for name in meant])}"
+        if meant
+        else f"leave it out; the keys here are {', '.join(names)}"
+    )
     return RuleBroken(f"must be a key of {kind.__name__}", as_written(value), fix=fix).line(join_path(path, key))
 
 

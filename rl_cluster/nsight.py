@@ -113,6 +113,11 @@ class Nsight:
         return (nsys, "profile", *given, "-o", output)
 
 
+def not_without_nsight(patterns: Sequence[str]) -> RuleBroken:
+    """The rule that patterns without a profiler break."""
+    return RuleBroken("must be left out without worker.nsight", list(patterns), fix="write worker.nsight=default, or leave it out")
+
+
 def check_patterns(worker: WorkerSpec, name: str, bundles: Iterable[tuple[int, int]]) -> None:
     """What :meth:`Nsight.choose` refuses, before anything is started.
 
@@ -124,6 +129,8 @@ def check_patterns(worker: WorkerSpec, name: str, bundles: Iterable[tuple[int, i
     Raises:
         ConfigError: See there.
     """
+    if worker.nsight is None and worker.target is None and list(worker.nsight_workers) != ["*"]:
+        raise ConfigError(not_without_nsight(worker.nsight_workers).line("worker.nsight_workers"))
     if worker.nsight is not None:
         names = [f"{name}-{node}-{bundle}" for node, bundle in bundles]
         Nsight.asked(worker.nsight, worker.nsight_workers, os.curdir).choose(names)

@@ -79,7 +79,7 @@ def place(spec: ClusterSpec, *, on_progress: Progress | None = None) -> Placemen
 
     Args:
         spec: What to place. ``timeout_s`` bounds the whole call.
-        on_progress: Gets one line whenever there is something new to say, at most every few seconds otherwise.
+        on_progress: Gets one line whenever there is something new to say, else every few seconds at most; default: a warning in the log.
 
     Raises:
         ResourceInsufficientError: It does not fit, and waiting is no use (the Ray is ours, so nobody adds nodes).
@@ -97,7 +97,7 @@ def place_all(specs: Sequence[ClusterSpec], *, on_progress: Progress | None = No
     attempts, started = max_attempts(), time.monotonic()
     timeout_s = max(spec.timeout_s for spec in specs)
     deadline, settled, pause, tried = started + timeout_s, started + LAG_S, FIRST_PAUSE_S, 0
-    say = _throttled(on_progress or logger.info)
+    say = _throttled(on_progress or logger.warning)  # who waits without a word is taken for one that hangs
     with Autoscaler() as autoscaler:
         while True:
             inventory = look_around()

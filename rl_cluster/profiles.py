@@ -20,7 +20,6 @@ from rl_cluster.errors import ConfigError, PythonEnvError
 from rl_cluster.node_work import NodeWork, on_nodes
 from rl_cluster.nsight import NodeNsys, Nsight, ProfileRecord, Watched
 from rl_cluster.records import WorkerRecord
-from rl_cluster.rules import RuleBroken
 from rl_cluster.target_import import import_target
 
 logger = logging.getLogger(__name__)
@@ -114,8 +113,7 @@ def ask_for_profiles(
     chosen = wanted if wanted is not None else of_options if of_options is not None else of_class
     if chosen is None:
         if list(workers) != ["*"] and seen:
-            fix = "write worker.nsight=default, or leave it out"
-            raise ConfigError(RuleBroken("must be left out without worker.nsight", list(workers), fix=fix).line("worker.nsight_workers"))
+            raise ConfigError(nsight.not_without_nsight(workers).line("worker.nsight_workers"))
         return rest, None, seen
     now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
     request = Nsight.asked(chosen, workers, os.path.join("nsight", now) if folder is None else os.fspath(folder))

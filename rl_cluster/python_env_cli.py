@@ -107,22 +107,27 @@ def prune_environments(venv_dir: Path, *, unused_s: float, dry_run: bool = False
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns its exit code: 0, or 1 where the folder can't be read or written."""
-    parser = argparse.ArgumentParser(prog="rl-cluster-envs", description="Python environments of workers, built on this machine.")
-    parser.add_argument(
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument(
         "--venv-dir",
         type=Path,
+        default=argparse.SUPPRESS,  # before the command or behind it; the second must not overwrite the first
         help="folder of the environments (default: $NEMO_RL_VENV_DIR, then the user's cache folder; see python.venv_dir)",
     )
+    parser = argparse.ArgumentParser(
+        prog="rl-cluster-envs", description="Python environments of workers, built on this machine.", parents=[where]
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="show all environments")
+    listing = commands.add_parser("list", help="show all environments", parents=[where])
     listing.add_argument("--json", action="store_true", help="as JSON, one list of objects")
-    prune = commands.add_parser("prune", help="remove environments that were not used for a while, and unfinished ones")
+    unused = "remove environments that were not used for a while, and unfinished ones"
+    prune = commands.add_parser("prune", help=unused, parents=[where])
     prune.add_argument(
         "--unused-days", type=float, default=30.0, help="how long unused (default: %(default)g; 0: all that no process runs)"
     )
     prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     args = parser.parse_args(argv)
-    venv_dir: Path = (args.venv_dir or default_venv_dir()).expanduser()
+    venv_dir: Path = getattr(args, "venv_dir", default_venv_dir()).expanduser()
     try:
         if args.command == "list":
             records = list_environments(venv_dir)
@@ -188,7 +193,8 @@ def _table(records: Sequence[EnvironmentRecord], venv_dir: Path) -> str:
             (record.name, record.state, _human(record.size_bytes), f"{record.unused_s / DAY_S:.1f} days", users, record.command or "-")
         )
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows)
+    table = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows)
+    return f"{table}\nin {venv_dir}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -312,3 +313,20 @@ def test_overrides_are_a_list_of_words(overrides: object) -> None:
         with pytest.raises(ConfigError) as caught:
             load()
         assert str(caught.value) == f'overrides: must be a list of words, got {overrides!r}. Fix: write e.g. ["num_nodes=4"]'
+
+
+@pytest.mark.parametrize(
+    ("config", "fix"),
+    [
+        ({"num_nodes": 2}, "write cluster.num_nodes"),
+        ({"strategy": "PACK"}, "write cluster.strategy"),
+        ({"membind": False}, "write numa.membind"),
+        ({"cluster": {"gpus": 4}}, "write cluster.gpus_per_node or cluster.use_gpus"),
+        ({"mod": "plan"}, "write mode"),
+    ],
+)
+def test_a_key_of_a_group_that_was_meant_is_named(config: dict[str, Any], fix: str) -> None:
+    """Also where another key of the place looks more like it."""
+    with pytest.raises(ConfigError) as caught:
+        from_config(config, kind=RunSpec)
+    assert str(caught.value).endswith(f"Fix: {fix}")

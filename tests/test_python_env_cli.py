@@ -106,8 +106,9 @@ def test_other_folders_are_nobodys_environments(tmp_path: Path) -> None:
 def test_the_command_lists_and_prunes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """list shows a table or JSON, prune says what went and how much."""
     make_environment(tmp_path, "old", unused_days=0)
-    assert main(["--venv-dir", str(tmp_path), "list"]) == 0
-    header, row = capsys.readouterr().out.splitlines()
+    assert main(["list", "--venv-dir", str(tmp_path)]) == 0
+    header, row, where = capsys.readouterr().out.splitlines()
+    assert where == f"in {tmp_path}"
     assert header.split() == ["environment", "state", "size", "unused", "used", "by", "made", "by"]
     assert row.split()[:2] == ["old", "ready"]
     assert main(["--venv-dir", str(tmp_path), "list", "--json"]) == 0

@@ -83,7 +83,7 @@ def shape(text: str) -> list[str]:
 
 CONSOLES = [block.text.splitlines() for block in blocks() if block.language == "console"]
 NEEDS_RAY = {
-    "python run.py": [pytest.mark.ray, pytest.mark.slow],  # tests/cli runs it, too
+    "python run.py ray=local": [pytest.mark.ray, pytest.mark.slow],  # tests/cli runs it, too
     "python run.py cluster=2x8_spread numa.membind=false ray=simulated": [pytest.mark.ray, pytest.mark.slow],
 }
 TRANSCRIPTS = [
@@ -129,7 +129,9 @@ def test_every_transcript_ends_with_its_exit_code() -> None:
 # --- the two commands ---
 
 
-@pytest.mark.parametrize(("end", "extras"), [pytest.param("run.py", ".", id="main job"), pytest.param("pytest", "'.[dev]'", id="tests")])
+@pytest.mark.parametrize(
+    ("end", "extras"), [pytest.param("run.py ray=local", ".", id="main job"), pytest.param("pytest", "'.[dev]'", id="tests")]
+)
 def test_one_line_sets_up_and_runs(end: str, extras: str) -> None:
     """There is one line for the main job and one for the tests, and each needs nothing but Python and pip before it."""
     prefix = f"python3 -m venv .venv && .venv/bin/pip install -e {extras} && .venv/bin/"
