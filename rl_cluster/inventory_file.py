@@ -32,7 +32,6 @@ from attrs import field, frozen
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.rules import RuleBroken
-from rl_cluster.schema import MAX_AMOUNT
 from rl_cluster.text_file import UnreadableError, read_text, why_unread
 from rl_cluster.topology import TOPO_RANK_LABEL, rank_of_label
 
@@ -44,7 +43,9 @@ STATES = ("alive", "draining", "dead")
 HOLDER_KINDS = ("placement_group", "actor", "unknown")
 MAX_COUNT = 100_000
 MAX_NODES = 1_000_000  # of a file
-MAX_MEMORY = 10**14  # bytes; Ray's own limit of any amount, and machines have more memory than MAX_AMOUNT
+MAX_AMOUNT = (
+    10**14
+)  # of a resource: Ray's own limit (MAX_RESOURCE_QUANTITY); memory is in bytes
 MAX_BYTES = 64 * 2**20  # several hundred thousand nodes that are written one by one
 RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's own that people misspell
 UNIT = 1e-4  # of a resource, in which Ray counts
@@ -270,11 +271,10 @@ class _Reader:
             return {}
         amounts = {}
         for name, amount in value.items():
-            most = MAX_MEMORY if name in ("memory", "object_store_memory") else MAX_AMOUNT
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
                 self.broken(f"{where}.{name}", "must be a number, at least 0", amount, note=_if_a_text(amount))
-            elif amount > most:
-                self.broken(f"{where}.{name}", f"must be at most {most}", amount)
+            elif amount > MAX_AMOUNT:
+                self.broken(f"{where}.{name}", f"must be at most {MAX_AMOUNT}", amount)
             else:
                 amounts[str(name)] = float(amount)
         return amounts

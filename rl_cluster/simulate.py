@@ -14,7 +14,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from rl_cluster.errors import RlClusterError
+from rl_cluster.errors import ConfigError, RlClusterError
 from rl_cluster.inventory import FILE_ADDRESS_LABEL, Inventory, PhysicalNode
 from rl_cluster.numa.affinity_file import write_affinity_file
 from rl_cluster.ray_home import ray_home
@@ -59,9 +59,16 @@ def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
 
     Yields:
         The running cluster. Connect with ``ray.init(address=cluster.address)``; disconnect before this context ends.
+
+    Raises:
+        ConfigError: Ray can't start a node with a resource of such a name.
     """
     if not inventory.nodes:
         raise RlClusterError("ray.simulated_nodes: must be at least 1, got 0. Fix: leave it out, the size then follows from the cluster")
+    names = sorted({name for node in inventory.nodes for name in node.total if "," in name})
+    if names:  # Ray hands its nodes their resources as name,amount,name,amount
+        listed = ", ".join(map(repr, names))
+        raise ConfigError(f"ray.kind: a simulated Ray must have resources without a comma in their names, got {listed}")
     with ray_home() as home, _nodes(inventory, home) as (address, node_ids):
         gpus = int(max(node.total.get("GPU", 0) for node in inventory.nodes))
         affinity = home / "gpu_cpu_affinity"

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import yaml
 from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.inventory_dump import dump_inventory
-from rl_cluster.inventory_file import load_inventory
+from rl_cluster.inventory_file import load_inventory, parse_inventory
 
 
 def read_again(tmp_path: Path, *nodes: PhysicalNode) -> tuple[str, list[PhysicalNode]]:
@@ -80,3 +82,52 @@ def test_amounts_and_names_that_only_a_real_cluster_has_are_read_again(tmp_path:
     _, nodes = read_again(tmp_path, node)
     with_none = {**total, "GPU": 0.0}
     assert nodes == [evolve(node, total=with_none, free=with_none, labels={"zone": "a"})]
+
+
+AMOUNTS = st.dictionaries(
+    st.sampled_from(["CPU", "GPU", "gpu", "GPUs", "memory", "object_store_memory", "node:10.0.0.1", "a b"]),
+    st.one_of(st.integers(0, 9), st.sampled_from([0.5, 0.3333, 2.7, 5e12])).map(float),
+)
+
+HOLDERS = st.builds(Holder, st.just("actor"), st.sampled_from(["", "null", "07"]), st.just("5e3"), st.just(""), AMOUNTS)
+LABELS = st.dictionaries(st.sampled_from(["zone", "yes", "rl_cluster/file-address"]), st.sampled_from(["", "no", "1e3"]))
+
+
+@st.composite
+def seen_nodes(draw: st.DrawFn) -> Inventory:
+    """What Ray may say: of nodes at few addresses, some of them dead, with holders that fit or don't."""
+    nodes = []
+    for number in range(draw(st.integers(1, 5))):
+        total = draw(AMOUNTS)
+        state = draw(st.sampled_from(["alive", "draining", "dead"]))
+        holders = draw(st.lists(HOLDERS, max_size=3))
+        free = {name: draw(st.sampled_from([amount, amount / 2, 0.0])) for name, amount in total.items()}
+        nodes.append(
+            PhysicalNode(
+                f"id{number}",
+                draw(st.sampled_from(["10.0.0.1", "10.0.0.2", "::1", "gpu²"])),
+                total,
+                {} if state == "dead" else free,
+                hostname=draw(st.sampled_from(["", "on", "7"])),
+                labels=draw(LABELS),
+                state=state,
+                holders=() if state == "dead" else tuple(holders),
+            )
+        )
+    return Inventory(tuple(nodes), source="ray at 10.0.0.1:6379")
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine fails no test
+@given(seen_nodes())
+def test_whatever_was_seen_can_be_read_again(seen: Inventory) -> None:
+    """Every living node is there, at its address, with its resources and no more free than it had."""
+    read = parse_inventory(yaml.safe_load(dump_inventory(seen))).nodes
+    for state in ("alive", "draining"):
+        before, after = ([node for node in nodes if node.state == state] for nodes in (seen.nodes, read))
+        assert [(node.address, node.hostname) for node in after] == [(node.address, node.hostname) for node in before]
+        for old, new in zip(before, after, strict=True):
+            kept = {name: amount for name, amount in old.total.items() if name not in ("node:10.0.0.1", "object_store_memory")}
+            assert {name: new.total[name] for name in kept} == kept
+            assert not any(amount for name, amount in new.total.items() if name not in kept)
+            assert all(new.free[name] <= old.free[name] for name in kept)
+    assert {node.address for node in read} == {node.address for node in seen.nodes}

@@ -341,15 +341,15 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("amount", "problem"),
     [
-        pytest.param("1.e13", "nodes[0].resources.GPU: must be at most 1000000000000, got 10000000000000.0", id="huge"),
-        pytest.param("9" * 400, f"nodes[0].resources.GPU: must be at most 1000000000000, got {'9' * 400}", id="digits"),
+        pytest.param("1.e15", "nodes[0].resources.GPU: must be at most 100000000000000, got 1000000000000000.0", id="huge"),
+        pytest.param("9" * 400, f"nodes[0].resources.GPU: must be at most 100000000000000, got {'9' * 400}", id="digits"),
         pytest.param(".inf", "nodes[0].resources.GPU: must be a number, at least 0, got inf", id="infinite"),
     ],
 )
 def test_an_amount_that_ray_can_not_count_is_refused(tmp_path: Path, amount: str, problem: str) -> None:
     """Whatever its size, it is a line and no OverflowError."""
     path = tmp_path / "machines.yaml"
-    path.write_text(f"nodes: [{{resources: {{CPU: 1, GPU: {amount.replace('1.e13', '1.0e+13')}}}}}]", encoding="utf-8")
+    path.write_text(f"nodes: [{{resources: {{CPU: 1, GPU: {amount.replace('1.e15', '1.0e+15')}}}}}]", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_inventory(path)
     assert caught.value.problems == (f"inventory file {path}: {problem}",)

@@ -8,6 +8,7 @@ from rl_cluster.errors import ConfigError
 from rl_cluster.inventory_file import parse_inventory
 from rl_cluster.plan import Layout, Shortfall, plan_layout
 from rl_cluster.schema import ClusterSpec, RaySpec
+from rl_cluster.simulate import simulated_cluster
 from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory
 
 
@@ -120,3 +121,11 @@ def test_a_file_that_ray_can_not_start_is_refused(nodes: list[dict[str, object]]
     with pytest.raises(ConfigError) as caught:
         inventory_of_file(parse_inventory({"nodes": nodes}))
     assert list(caught.value.problems) == problems
+
+
+def test_a_resource_whose_name_ray_would_take_apart_is_refused_before_anything_starts() -> None:
+    """Ray's nodes get their resources in one text with commas, and such a node never comes up."""
+    found = inventory_of_file(parse_inventory({"nodes": [{"resources": {"CPU": 1, "a,b": 1}}]}))
+    with pytest.raises(ConfigError) as caught, simulated_cluster(found):
+        pass
+    assert str(caught.value) == "ray.kind: a simulated Ray must have resources without a comma in their names, got 'a,b'"
