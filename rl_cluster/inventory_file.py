@@ -43,9 +43,7 @@ STATES = ("alive", "draining", "dead")
 HOLDER_KINDS = ("placement_group", "actor", "unknown")
 MAX_COUNT = 100_000
 MAX_NODES = 1_000_000  # of a file
-MAX_AMOUNT = (
-    10**14
-)  # of a resource: Ray's own limit (MAX_RESOURCE_QUANTITY); memory is in bytes
+MAX_AMOUNT = 10**14  # of a resource: Ray's own limit (MAX_RESOURCE_QUANTITY); memory is in bytes
 MAX_BYTES = 64 * 2**20  # several hundred thousand nodes that are written one by one
 RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's own that people misspell
 UNIT = 1e-4  # of a resource, in which Ray counts
