@@ -14,8 +14,9 @@ from rl_cluster.interrupts import Interrupts
 from rl_cluster.job import inventory_to_simulate
 from rl_cluster.python_prefetch import Prefetched, Requests, plans_to_prefetch, prefetch, requests_on, unfinished
 from rl_cluster.recipe_job import recipe_of
+from rl_cluster.recipe_plan import error_of_role
 from rl_cluster.recipe_spec import RecipeSpec
-from rl_cluster.rehearsal import planned_on, with_rehearsal
+from rl_cluster.rehearsal import planned_on, through_recipe, with_rehearsal
 from rl_cluster.runs import Run, RunState, connect
 from rl_cluster.schema import ClusterSpec, PythonSpec
 from rl_cluster.screen import Screen
@@ -48,7 +49,8 @@ class PrefetchRun(Run):
         try:
             prefetch_all(wanted, self._open_ray, state, self.screen, interrupts, modules_in=self.modules_in)
         except ResourceInsufficientError as error:
-            raise with_rehearsal(error, self.overrides, kind=planned_on(state.ray["kind"], asked=spec.ray.kind)) from error
+            told = error if state.recipe is None else through_recipe(error_of_role(state.recipe, error), spec.recipe_overrides)
+            raise with_rehearsal(told, self.overrides, kind=planned_on(state.ray["kind"], asked=spec.ray.kind)) from error
         return EXIT_OK
 
     def findings(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from attrs import frozen
 from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
 from rl_cluster.inventory import Inventory
-from rl_cluster.layout import Layout, PlacedBundle, Shortfall
+from rl_cluster.layout import Layout, PlacedBundle, Shortfall, error_at
 from rl_cluster.naming import count_of
 from rl_cluster.nsight import check_patterns
 from rl_cluster.picture import CellWorker, GridCell, GridGroup, GridNode, Picture, build_role_picture
@@ -25,6 +25,7 @@ __all__ = [
     "RolePlan",
     "build_recipe_picture",
     "check_seats",
+    "error_of_role",
     "plan_recipe",
     "seat_roles",
     "shortfall_error",
@@ -179,6 +180,15 @@ def check_seats(recipe: RecipeSpec) -> None:
 def shortfall_error(shortfall: Shortfall) -> ResourceInsufficientError:
     """The error to raise for a recipe's shortfall: says whose cluster it is."""
     return shortfall.to_error()
+
+
+def error_of_role(recipe: RecipeSpec, error: ResourceInsufficientError) -> ResourceInsufficientError:
+    """The error about one cluster of a recipe in the words of the recipe: says whose it is, and its keys."""
+    shortfall = error.facts.get("shortfall")
+    if not isinstance(shortfall, Shortfall):
+        return error
+    owner = next(role for role in recipe.roles.values() if role.cluster is not None and role.cluster.name == shortfall.spec.name)
+    return error_at(error, owner.name, f"{owner.path}.cluster")
 
 
 def build_recipe_picture(

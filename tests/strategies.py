@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+from attrs import evolve
 from hypothesis import strategies as st
 
-from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.packing import packing_cost
+from rl_cluster.plan import Shortfall, plan_layout
 from rl_cluster.schema import STRATEGIES, ClusterSpec
+
+AMOUNTS = {"GPU": 8.0, "CPU": 64.0}
 
 Place = tuple[int, ...]
 
@@ -38,6 +42,22 @@ def made_up_node(
 def made_up_inventory(*gpus: int, cpus: float = 128) -> Inventory:
     """One node per number of GPUs, nothing held."""
     return Inventory(tuple(made_up_node(index, {"GPU": float(count), "CPU": float(cpus)}) for index, count in enumerate(gpus)))
+
+
+def held(
+    node: PhysicalNode, gpus: float, *, name: str = "other-job-node0", kind: str = "placement_group", job: str = "02000000"
+) -> PhysicalNode:
+    """The node with so many GPUs held, and as many CPUs."""
+    free = {"GPU": node.free["GPU"] - gpus, "CPU": node.free["CPU"] - gpus}
+    holder = Holder(kind, name, f"id-{name}", job, {"GPU": gpus, "CPU": gpus})
+    return evolve(node, free=free, holders=(*node.holders, holder))
+
+
+def shortfall(inventory: Inventory, **keys: object) -> Shortfall:
+    """Of a spec that does not fit."""
+    answer = plan_layout(ClusterSpec(**keys), inventory)  # type: ignore[arg-type]
+    assert isinstance(answer, Shortfall), answer
+    return answer
 
 
 def item_places(size: int, rooms: Sequence[int], *, may_split: bool) -> Iterator[Place]:

@@ -7,7 +7,7 @@ from attrs import evolve
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory
-from rl_cluster.plan import Layout, Shortfall, plan_layout, plan_layouts
+from rl_cluster.plan import Layout, Shortfall, plan_layout, plan_layouts, render_shortfall
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.selectors import matches_selector, parse_selector
 from tests.strategies import made_up_inventory, made_up_node
@@ -244,6 +244,46 @@ def test_several_clusters_are_all_or_nothing(gpus: float, never: bool, wait: tup
     assert (answer.spec, answer.never, answer.nodes[0].free["GPU"]) == (specs[1], never, 2.0)
     assert answer.headline.endswith("2 free, 6 held by cluster 'policy' of this plan")
     assert tuple(text for text in answer.suggestions if text.startswith("wait")) == wait
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "gpus"),
+    [
+        pytest.param([[5], [5], [4]], "STRICT_PACK", [8, 8], id="no-machine-is-left"),
+        pytest.param([[3], [3], [2]], "STRICT_PACK", [4, 4], id="the-totals-fit"),
+        pytest.param([[4, 4], [4, 4]], "STRICT_SPREAD", [8, 4], id="too-few-machines"),
+        pytest.param([[1]] * 9, "PACK", [4, 4], id="more-than-there-is"),
+    ],
+)
+def test_what_never_fits_together_is_never(sizes: list[list[int]], strategy: str, gpus: list[int]) -> None:
+    """Each would fit alone, all together do not, whoever holds what: no waiting is advised."""
+    specs = [ClusterSpec(name=f"c{index}", bundle_ct_per_node_list=counts, strategy=strategy) for index, counts in enumerate(sizes)]
+    inventory = made_up_inventory(*gpus)
+    busy = evolve(inventory, nodes=tuple(evolve(node, free={**node.free, "GPU": 1.0}) for node in inventory.nodes))
+    for there in (inventory, busy):
+        answer = plan_layouts(specs, there)
+        assert isinstance(answer, Shortfall)
+        assert answer.never
+        assert not any(text.startswith("wait") for text in answer.suggestions)
+        assert ", 1 free" not in render_shortfall(answer)
+        assert (answer.index, answer.spec.name) == (len(sizes) - 1, f"c{len(sizes) - 1}")
+
+
+def test_clusters_that_fit_in_no_order_are_searched_together() -> None:
+    """The first STRICT_SPREAD would take the two machines of 1 and leave one to the other, whichever comes first."""
+    specs = [ClusterSpec(bundle_ct_per_node_list=[1, 1], strategy="STRICT_SPREAD") for _ in range(2)]
+    answer = plan_layouts(specs, made_up_inventory(1, 1, 2))
+    assert not isinstance(answer, Shortfall)
+    assert [lie(layout) for layout in answer] == [["1x1", "1x3"], ["1x2", "1x3"]]
+    assert [layout.least_cost for layout in answer] == [False, False]
+
+
+def test_a_search_that_is_too_long_proves_nothing() -> None:
+    """Then it is neither "never" nor "it would fit"."""
+    specs = [ClusterSpec(name=name, bundle_ct_per_node_list=[7, 5, 4, 3] * 20, strategy="STRICT_PACK") for name in "ab"]
+    answer = plan_layouts(specs, made_up_inventory(*[20, 19, 18, 17] * 10, 20, 20))
+    assert isinstance(answer, Shortfall)
+    assert (answer.never, answer.facts["proven"]) == (False, False)
 
 
 def test_no_cluster_at_all_is_planned_at_once() -> None:

@@ -10,30 +10,10 @@ from attrs import evolve
 
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.plan import Shortfall, plan_layout, render_shortfall
-from rl_cluster.schema import ClusterSpec
-from tests.strategies import made_up_inventory, made_up_node
+from rl_cluster.plan import render_shortfall
+from tests.strategies import AMOUNTS, held, made_up_inventory, made_up_node, shortfall
 
-AMOUNTS = {"GPU": 8.0, "CPU": 64.0}
 DOMAIN = {"ray.io/gpu-domain": "a"}
-
-
-TWO_NAMELESS = (Holder("actor", "a", "", "", {"GPU": 4.0}), Holder("actor", "", "", "", {"GPU": 4.0}))
-
-
-def held(
-    node: PhysicalNode, gpus: float, *, name: str = "other-job-node0", kind: str = "placement_group", job: str = "02000000"
-) -> PhysicalNode:
-    """The node with so many GPUs held, and as many CPUs."""
-    free = {"GPU": node.free["GPU"] - gpus, "CPU": node.free["CPU"] - gpus}
-    holder = Holder(kind, name, f"id-{name}", job, {"GPU": gpus, "CPU": gpus})
-    return evolve(node, free=free, holders=(*node.holders, holder))
-
-
-def shortfall(inventory: Inventory, **keys: object) -> Shortfall:
-    answer = plan_layout(ClusterSpec(**keys), inventory)  # type: ignore[arg-type]
-    assert isinstance(answer, Shortfall), answer
-    return answer
 
 
 BUSY = Inventory((made_up_node(6, AMOUNTS), held(made_up_node(8, AMOUNTS), 4)))
@@ -197,146 +177,6 @@ def test_the_headline_says_what_is_short(inventory: Inventory, keys: dict[str, o
     assert (answer.headline, answer.never, answer.facts["kind"]) == (headline, never, kind)
 
 
-@pytest.mark.parametrize(
-    ("inventory", "keys", "expected"),
-    [
-        pytest.param(
-            made_up_inventory(8, cpus=16),
-            {"num_nodes": 1, "strategy": "STRICT_PACK", "cpus_per_bundle": 3},
-            ("cluster.gpus_per_node=5 fits now", "cluster.cpus_per_bundle=2 fits now"),
-            id="fewer-cpus",
-        ),
-        pytest.param(
-            made_up_inventory(4, 2),
-            {"bundle_ct_per_node_list": [3, 3], "strategy": "STRICT_PACK"},
-            (
-                "cluster.strategy=PACK fits now",
-                "cluster.strategy=SPREAD fits now",
-                "cluster.num_nodes=1 cluster.bundle_ct_per_node_list=[3] fits now",
-                "cluster.bundle_ct_per_node_list=[2,2] fits now",
-            ),
-            id="other-strategy",
-        ),
-        pytest.param(
-            Inventory((held(held(made_up_node(0, AMOUNTS), 4, name="a"), 4, name="b"),)),
-            {"num_nodes": 1, "gpus_per_node": 8},
-            ("wait: it fits when job 02000000 ends (placement groups 'a', 'b')",),
-            id="all-of-one-job",
-        ),
-        pytest.param(
-            Inventory((held(held(made_up_node(0, AMOUNTS), 4, name="a"), 4, name="b", job="03000000"),)),
-            {"num_nodes": 1, "gpus_per_node": 8},
-            ("wait: it fits when enough of what is held is given back",),
-            id="no-one-job-alone",
-        ),
-        pytest.param(
-            Inventory(
-                tuple(
-                    held(held(made_up_node(index, AMOUNTS), 4, name=f"run-node{index}"), 1, name=f"a{index}", kind="actor")
-                    for index in range(4)
-                )
-            ),
-            {"num_nodes": 4},
-            (
-                "wait: it fits when job 02000000 ends "
-                "(placement groups 'run-node0', 'run-node1', 'run-node2' and 1 more, actors 'a0', 'a1', 'a2' and 1 more)",
-                "cluster.num_nodes=1 fits now",
-                "cluster.gpus_per_node=3 fits now",
-            ),
-            id="a-run-of-many-groups",
-        ),
-        pytest.param(
-            Inventory((evolve(made_up_node(0, AMOUNTS, {"GPU": 0.0, "CPU": 64.0}), holders=TWO_NAMELESS),)),
-            {"num_nodes": 1, "gpus_per_node": 8},
-            ("wait: it fits when enough of what is held is given back",),
-            id="holders-of-a-file-without-ids-are-not-one",
-        ),
-        pytest.param(
-            Inventory((evolve(made_up_node(0, AMOUNTS, {"GPU": 0.0, "CPU": 64.0}), holders=TWO_NAMELESS),)),
-            {"num_nodes": 1, "gpus_per_node": 4},
-            ("wait: it fits when a nameless actor on 10.0.0.1 ends", "wait: it fits when actor 'a' on 10.0.0.1 ends"),
-            id="a-holder-without-job-and-id",
-        ),
-        pytest.param(
-            Inventory(
-                tuple(
-                    evolve(
-                        made_up_node(index, AMOUNTS, {"GPU": 0.0, "CPU": 64.0}), holders=(Holder("placement_group", "x", "", "", AMOUNTS),)
-                    )
-                    for index in range(2)
-                )
-            ),
-            {"num_nodes": 2},
-            ("wait: it fits when placement group 'x' ends",),
-            id="a-group-of-one-name-is-one",
-        ),
-        pytest.param(
-            made_up_inventory(8),
-            {"bundle_ct_per_node_list": [16], "gpus_per_node": 16, "strategy": "STRICT_PACK"},
-            ("cluster.bundle_ct_per_node_list=[8] fits now",),
-            id="a-list-is-answered-by-a-list",
-        ),
-        pytest.param(
-            made_up_inventory(8),
-            {"bundle_ct_per_node_list": [16], "bundles_per_node": 16, "gpus_per_node": 16, "strategy": "STRICT_PACK"},
-            ("cluster.bundles_per_node=8 cluster.bundle_ct_per_node_list=[8] fits now",),
-            id="and-what-must-agree-with-it",
-        ),
-        pytest.param(
-            Inventory((held(made_up_node(0, AMOUNTS, is_head=True), 8), made_up_node(1, AMOUNTS))),
-            {"num_nodes": 2, "use_head": "never", "strategy": "STRICT_SPREAD"},
-            ("cluster.num_nodes=1 fits now", "the head node would have room if nothing were held: cluster.use_head=always"),
-            id="a-head-node-that-is-held",
-        ),
-        pytest.param(
-            Inventory((made_up_node(0, AMOUNTS, is_head=True), made_up_node(1, AMOUNTS, labels={"zone": "a"}))),
-            {"num_nodes": 2, "use_head": "never", "strategy": "STRICT_SPREAD", "label_selector": {"zone": "a"}},
-            ("cluster.num_nodes=1 fits now",),
-            id="a-head-node-that-has-not-the-labels-either",
-        ),
-        pytest.param(
-            Inventory((made_up_node(0, AMOUNTS), made_up_node(1, AMOUNTS, labels={"zone": "a"}))),
-            {"num_nodes": 2, "strategy": "STRICT_SPREAD", "label_selector": {"zone": "a"}, "exclude_nodes": ["10.0.0.1"]},
-            ("cluster.num_nodes=1 fits now",),
-            id="an-excluded-node-that-has-not-the-labels-either",
-        ),
-        pytest.param(made_up_inventory(8), {"num_nodes": 1, "accelerator": "gpu"}, ("cluster.accelerator=GPU fits now",), id="gpu-for-GPU"),
-        pytest.param(
-            made_up_inventory(4, 4),
-            {"num_nodes": 1, "accelerator": "gpu", "strategy": "STRICT_PACK"},
-            ("no node has a resource gpu: write GPU in cluster.accelerator",),
-            id="gpu-for-GPU-and-too-many",
-        ),
-        pytest.param(
-            Inventory((made_up_node(0, {**AMOUNTS, "nic": 8.0}),)),
-            {"num_nodes": 1, "resources": {"NIC": 1}},
-            ("no node has a resource NIC: write nic in cluster.resources",),
-            id="NIC-for-nic",
-        ),
-        pytest.param(
-            made_up_inventory(8, 8),
-            {"num_nodes": 1, "label_selector": {"zone": "a"}},
-            ("other nodes have room: relax cluster.label_selector",),
-            id="label",
-        ),
-        pytest.param(
-            made_up_inventory(8, 8),
-            {"num_nodes": 2, "exclude_nodes": ["10.0.0.2"]},
-            (
-                "cluster.num_nodes=1 fits now",
-                "cluster.gpus_per_node=4 fits now",
-                "the nodes left out have room: shorten cluster.exclude_nodes",
-            ),
-            id="excluded",
-        ),
-        pytest.param(made_up_inventory(0), {"num_nodes": 1}, (), id="nothing-fits"),
-    ],
-)
-def test_what_would_fit_is_suggested(inventory: Inventory, keys: dict[str, object], expected: tuple[str, ...]) -> None:
-    """The nearest things that fit, each checked by planning it."""
-    assert shortfall(inventory, **keys).suggestions == expected
-
-
 def test_what_is_held_by_nobody_known_is_said_so() -> None:
     """Without holders the amount is named; a holder that Ray does not name is called that."""
     node = made_up_node(0, AMOUNTS, {"GPU": 2.0, "CPU": 64.0})
@@ -352,10 +192,9 @@ def test_what_is_held_by_nobody_known_is_said_so() -> None:
 def test_nodes_of_one_address_are_told_apart_by_their_ids() -> None:
     """Headline and table call a machine as the drawing does."""
     amounts = {"GPU": 4.0, "CPU": 8.0}
-    nodes = tuple(PhysicalNode(f"{number}{'0' * 55}", "192.0.2.2", amounts, amounts) for number in (1, 2)) + (
-        PhysicalNode(f"3{'0' * 55}", "192.0.2.2", {"GPU": 8.0, "CPU": 8.0}, {"GPU": 8.0, "CPU": 8.0}),
-    )
-    text = render_shortfall(shortfall(Inventory(nodes), num_nodes=2, strategy="STRICT_SPREAD"))
+    small = [PhysicalNode(f"{number}{'0' * 55}", "192.0.2.2", amounts, amounts) for number in (1, 2)]
+    large = PhysicalNode(f"3{'0' * 55}", "192.0.2.2", {"GPU": 8.0, "CPU": 8.0}, {"GPU": 8.0, "CPU": 8.0})
+    text = render_shortfall(shortfall(Inventory((*small, large)), num_nodes=2, strategy="STRICT_SPREAD"))
     assert text.splitlines()[0] == (
         "2 logical nodes of 8 GPUs on distinct machines: only node 192.0.2.2 (300000) has 8 GPUs; "
         "192.0.2.2 (100000) has 4 in all; 192.0.2.2 (200000) has 4 in all"

@@ -6,7 +6,7 @@ import pytest
 
 from rl_cluster.errors import PlacementTimeoutError, ResourceInsufficientError
 from rl_cluster.layout import Shortfall
-from rl_cluster.rehearsal import planned_on, with_rehearsal
+from rl_cluster.rehearsal import planned_on, through_recipe, with_rehearsal
 from rl_cluster.schema import ClusterSpec
 
 HOPELESS = Shortfall(spec=ClusterSpec(), never=True, headline="too large")
@@ -68,6 +68,23 @@ def test_what_is_said_below_a_shortfall(
     error = with_rehearsal(ResourceInsufficientError("too large", shortfall=shortfall), words, kind=kind)
     assert str(error) == (f"too large\n{below}" if below else "too large")
     assert error.facts == {"shortfall": shortfall}
+
+
+def test_a_recipes_keys_go_into_one_word_beside_those_given() -> None:
+    """A second ``recipe_overrides=`` takes the place of the first, so what was given is repeated; the rest stays as it is."""
+    told = (
+        "wait: it fits when job 02 ends (actors 'a', 'b')",
+        "c.cluster.strategy=PACK fits now",
+        "c.cluster.x=1 c.cluster.y=[2,2] fits now",
+    )
+    short = Shortfall(spec=ClusterSpec(), never=False, headline="too large", suggestions=told, name="c", key="c.cluster")
+    error = through_recipe(short.to_error(), ["a.cluster.num_nodes=2"])
+    assert str(error).splitlines()[1:] == [
+        "It would fit if nothing were held.",
+        "Fix: wait: it fits when job 02 ends (actors 'a', 'b')",
+        """Fix: 'recipe_overrides=["a.cluster.num_nodes=2","c.cluster.strategy=PACK"]' fits now""",
+        """Fix: 'recipe_overrides=["a.cluster.num_nodes=2","c.cluster.x=1","c.cluster.y=[2,2]"]' fits now""",
+    ]
 
 
 def test_a_timeout_stays_a_timeout() -> None:

@@ -67,8 +67,23 @@ def test_nothing_is_placed_where_not_everything_fits(connected: None) -> None:
         **RECIPE,
         "critic": {"cluster": {"num_nodes": 2, "gpus_per_node": 2, "strategy": "STRICT_SPREAD", "timeout_s": 0.5}, "numa": {}},
     }
-    with pytest.raises(ResourceInsufficientError, match=r"^critic: .*held by cluster 'actor' of this plan"), build_recipe(config):
+    with pytest.raises(ResourceInsufficientError, match=r"^critic: .*held by cluster 'actor' of this plan") as caught, build_recipe(config):
         raise AssertionError("must not be reached")
+    assert "\nFix: critic.cluster.num_nodes=1 fits now\n" in str(caught.value)
+
+
+def test_several_clusters_are_named_by_their_keys_when_they_do_not_fit(connected: None) -> None:
+    """Which one has no room, who takes it, and what to change, in the words of the mapping."""
+    from rl_cluster.builders import build_clusters
+
+    mapping = {name: {"gpus_per_node": 2, "strategy": "STRICT_PACK", "timeout_s": 0.5} for name in "abcd"}
+    with pytest.raises(ResourceInsufficientError) as caught, build_clusters(mapping):
+        raise AssertionError("must not be reached")
+    headline, *_, never, waited = str(caught.value).splitlines()
+    assert headline.startswith("d: 1 logical node of 2 GPUs on one machine: no node has that free: 2 GPUs needed on one; ")
+    assert all(f"2 held by cluster '{name}' of this plan" in headline for name in "abc")
+    assert never == "No waiting helps with the nodes there are."
+    assert waited.startswith("(waited until cluster.timeout_s=0.5")
 
 
 def test_a_worker_that_does_not_start_takes_everything_down(connected: None) -> None:

@@ -149,6 +149,17 @@ PROBLEMS: dict[str, tuple[str, list[str], list[str]]] = {
         ["cluster@b.cluster=1x8"],
         ["cluster@b.cluster: must be in the recipe's defaults list, got '1x8'. Fix: write cluster@a.cluster=1x8"],
     ),
+    "a key of no role": (
+        "a: {cluster: {gpus_per_node: 1}}\nb: {cluster: {gpus_per_node: 1}}\n",
+        ["cluster.strategy=PACK", "bb.cluster.num_nodes=2", "policy.cluster.num_nodes=2"],
+        [
+            "cluster.strategy: must begin with a key of the recipe, got 'cluster.strategy=PACK'. "
+            "Fix: write a.cluster.strategy=PACK or b.cluster.strategy=PACK",
+            "bb.cluster.num_nodes: must begin with a key of the recipe, got 'bb.cluster.num_nodes=2'. Fix: write b.cluster.num_nodes=2",
+            "policy.cluster.num_nodes: must begin with a key of the recipe, got 'policy.cluster.num_nodes=2'. "
+            "Fix: write +policy.cluster.num_nodes=2 to add it",
+        ],
+    ),
     "a string where the node was": (
         "defaults: [/cluster@a.cluster: 1x8]\n",
         ["a.cluster=2x8_pack"],

@@ -178,6 +178,23 @@ def test_a_shortfall_says_whose_cluster_and_what_the_others_take() -> None:
     assert "0 free, 4 held by cluster 'actor' of this plan" in str(error)
 
 
+def test_the_fixes_of_a_shortfall_are_keys_of_the_recipe() -> None:
+    """They can be pasted; "never" is said where the roles do not fit together."""
+    config = {
+        "roles": {
+            name: {"cluster": {"gpus_per_node": count, "strategy": "STRICT_PACK"}} for name, count in {"a": 5, "b": 5, "c": 4}.items()
+        }
+    }
+    answer = plan_recipe(recipe_from_config(config), made_up_inventory(8, 8))
+    assert isinstance(answer, Shortfall)
+    assert str(shortfall_error(answer)).splitlines()[-4:] == [
+        "No waiting helps with the nodes there are.",
+        "Fix: roles.c.cluster.strategy=PACK fits now",
+        "Fix: roles.c.cluster.strategy=SPREAD fits now",
+        "Fix: roles.c.cluster.gpus_per_node=3 fits now",
+    ]
+
+
 def test_a_small_cluster_does_not_take_the_machine_of_a_large_one() -> None:
     """The order in the config does not decide whether it fits."""
     config = {
