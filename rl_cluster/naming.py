@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+
+ID_LENGTH = 6  # letters of a node's id in a text, at least
 
 
 def count_of(count: int, noun: str) -> str:
@@ -22,5 +23,14 @@ def node_names(addresses: Mapping[str, str]) -> dict[str, str]:
     Args:
         addresses: The address, or host name, by Ray's node id; "" where neither is known.
     """
-    times = Counter(addresses.values())
-    return {node_id: name if name and times[name] == 1 else f"{name} ({node_id[:6]})".strip() for node_id, name in addresses.items()}
+    sharing: dict[str, list[str]] = {}
+    for node_id, address in addresses.items():
+        sharing.setdefault(address, []).append(node_id)
+    names = {}
+    for address, node_ids in sharing.items():
+        length = ID_LENGTH  # Ray's ids are random; those of a file may differ in the last letter only
+        while len({node_id[:length] for node_id in node_ids}) < len(node_ids):
+            length += 1
+        for node_id in node_ids:
+            names[node_id] = address if address and len(node_ids) == 1 else f"{address} ({node_id[:length]})".strip()
+    return {node_id: names[node_id] for node_id in addresses}

@@ -69,7 +69,8 @@ def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: S
         near = sorted(range(len(short)), key=lambda index: (-short[index][1], index))[:NODES_IN_HEADLINE]
         parts += [f"{short[index][0].name} has {_there_text(short[index][0].node, resource, never)}" for index in near]
         if len(short) > NODES_IN_HEADLINE:
-            parts.append(f"{len(short) - NODES_IN_HEADLINE} more have less than {number(short[0][0].needed[resource])}")
+            more = len(short) - NODES_IN_HEADLINE
+            parts.append(f"{more} more {'has' if more == 1 else 'have'} less than {number(short[0][0].needed[resource])}")
     if left_out:
         parts.append(f"not used: {_left_out_text(problem.spec, left_out)}")
     return f"{want}: {'; '.join(parts)}"

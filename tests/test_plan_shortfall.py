@@ -10,6 +10,7 @@ from attrs import evolve
 
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
+from rl_cluster.naming import node_names
 from rl_cluster.plan import render_shortfall
 from tests.strategies import AMOUNTS, held, made_up_inventory, made_up_node, shortfall
 
@@ -203,6 +204,12 @@ def test_nodes_of_one_address_are_told_apart_by_their_ids() -> None:
         "192.0.2.2 (100000) to 192.0.2.2 (200000) (2 nodes)",
         "192.0.2.2 (300000)",
     ]
+
+
+def test_ids_that_begin_alike_are_written_as_far_as_they_differ() -> None:
+    """Those of a file may be host-10 and host-11; machines with an address of their own need none."""
+    addresses = {"host-1": "10.0.0.1", "host-10": "10.0.0.1", "host-11": "10.0.0.1", "host-12": "10.0.0.2"}
+    assert list(node_names(addresses).values()) == ["10.0.0.1 (host-1)", "10.0.0.1 (host-10)", "10.0.0.1 (host-11)", "10.0.0.2"]
 
 
 HARD_TO_PACK = [7] * 8 + [5] * 11 + [4] * 7 + [3] * 13  # into nine machines of 20: 176 of 180, and more than a search gets through
