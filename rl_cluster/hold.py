@@ -41,5 +41,6 @@ def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], scree
     except KeyboardInterrupt as stop:
         interrupted = interrupts.named(stop)
         screen.tell(f"{interrupted.shown}: giving the layout back ...")
+        interrupts.rearm()
         if interrupted.number != signal.SIGINT:
             raise interrupted from None

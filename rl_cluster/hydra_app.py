@@ -26,6 +26,7 @@ from rl_cluster.screen import CLOSED, ready_streams, say, unshown_error, written
 from rl_cluster.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
 
 if TYPE_CHECKING:
+    from hydra.conf import HydraConf
     from omegaconf import DictConfig
 
     from rl_cluster.runs import Run
@@ -149,6 +150,7 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
     if called_from not in sys.path:
         # worker.target may live beside the recipe, also for the installed command; last, so that no ray.py there is taken for Ray
         sys.path.append(called_from)
+    _mask_hydras_copies(config, hydra_config)
     try:
         _check_choices(overrides)
         spec = resolve_paths(from_config(config, kind=RunSpec), called_from)
@@ -161,6 +163,23 @@ def _job(config: DictConfig, note: JobNote, *, full_error: bool) -> None:
     note.code = _kind_of_run(spec)(
         spec=spec, files=RunFiles(folder), overrides=[str(word) for word in overrides], full_error=full_error, modules_in=called_from
     ).to_its_end()
+
+
+def _mask_hydras_copies(config: DictConfig, hydra_config: HydraConf) -> None:
+    """Hydra has written down what was asked for, as it was written, for everybody to read."""
+    from omegaconf import OmegaConf
+
+    from rl_cluster.worker_env import mask_text
+
+    given = OmegaConf.to_container(OmegaConf.select(config, "env.set") or OmegaConf.create({}), resolve=False)
+    values = {str(name): str(value) for name, value in given.items()} if isinstance(given, dict) else {}
+    folder = Path(hydra_config.runtime.output_dir)
+    for path in (*folder.glob(f"{hydra_config.output_subdir}/*.yaml"), *folder.parent.glob("multirun.yaml")):
+        with contextlib.suppress(OSError, UnicodeError):
+            text = path.read_text(encoding="utf-8")
+            masked = mask_text(text, env=values)
+            if masked != text:
+                path.write_text(masked, encoding="utf-8")
 
 
 def _kind_of_run(spec: RunSpec) -> type[Run]:

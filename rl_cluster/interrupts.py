@@ -57,6 +57,10 @@ class Interrupts:
         self._first, self._when = number if self._first is None else self._first, time.monotonic()
         raise Interrupted(number)
 
+    def rearm(self) -> None:
+        """The first signal has done its work, which was no end yet: the next one interrupts at once."""
+        self._when = -math.inf
+
     def named(self, stop: KeyboardInterrupt) -> Interrupted:
         """Which signal it was: a wait inside Ray turns what our handler raises into a plain KeyboardInterrupt."""
         return stop if isinstance(stop, Interrupted) else Interrupted(signal.SIGINT if self._first is None else self._first)

@@ -27,6 +27,7 @@ from rl_cluster.rehearsal import planned_on, with_rehearsal
 from rl_cluster.runs import Run, RunState, connect, look_again
 from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
 from rl_cluster.table import render_checks, render_table, render_verdict
+from rl_cluster.worker_env import check_env
 
 
 @define
@@ -46,6 +47,7 @@ class ClusterRun(Run):
     def work(self, interrupts: Interrupts) -> int:
         """Plan, or bring up and verify."""
         cluster, worker = self.spec.cluster, self.spec.worker
+        check_env(self.spec.env)
         if not cluster.bundles_open:
             check_patterns(worker, worker.name, bundles_on(None, cluster.bundle_counts))
         return self._plan() if self.spec.mode == "plan" else self._up(interrupts)

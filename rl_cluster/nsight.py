@@ -46,6 +46,7 @@ __all__ = [
 
 WHERE = "worker.nsight"
 CHECK_S = 120.0
+END_S = 120.0  # for the workers to end and nsys to write, where nothing is wrong
 LOOK_EVERY_S = 0.1
 RAYS_KEYS = ("nsight", "_nsight")  # in a runtime_env, as the user writes it and as Ray's RuntimeEnv keeps it
 
@@ -60,7 +61,7 @@ class Nsight:
     """What is asked for: checked, with every value as the text that nsys gets."""
 
     options: Mapping[str, str]  # without the output
-    output: str | None  # the user's own, absolute; else each worker's is named after it
+    output: str | None  # the user's own, in ``folder`` unless it is absolute; else each worker's is named after it
     folder: str  # absolute: for outputs without a folder of their own
     workers: tuple[str, ...]
 
@@ -82,7 +83,7 @@ class Nsight:
         return cls(
             options=texts,
             # Ray's own documentation puts its value in quotes, for the shell that it goes through there
-            output=None if output is None else os.path.join(folder, os.path.expanduser(output.strip("'"))),
+            output=None if output is None else os.path.expanduser(output.strip("'")),
             folder=folder,
             workers=tuple(workers),
         )
@@ -105,7 +106,10 @@ class Nsight:
             raise ConfigError(
                 RuleBroken(f"must hold %p (the pid) where {len(chosen)} workers write", self.output, fix=fix).line(f"{WHERE}.o")
             )
-        return dict.fromkeys(chosen, self.output)
+        if "%" in os.path.dirname(self.output):
+            fix = "write it in the file's name: nsys makes no folders"
+            raise ConfigError(RuleBroken("must be in a folder that is there before the worker", self.output, fix=fix).line(f"{WHERE}.o"))
+        return dict.fromkeys(chosen, os.path.join(self.folder, self.output))
 
     def command(self, nsys: str, output: str) -> tuple[str, ...]:
         """The words in front of a Python's command line."""

@@ -24,7 +24,6 @@ from rl_cluster.target_import import import_target
 
 logger = logging.getLogger(__name__)
 
-END_S = 120.0  # for the workers to end and nsys to write, where nothing is wrong
 END_AFTER_ERROR_S = 12.0  # with twice the next one less than runs.STUCK_AFTER_S
 ANSWER_S = 5.0  # more, for the answer of a node
 START_S = 30.0  # more, for the first answer of a node

@@ -180,6 +180,8 @@ def recipe_of(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
         key = word.lstrip("+~").partition("=")[0].partition("@")[0].partition(".")[0].partition("/")[0]
         if key in NOT_WITH_RECIPE:
             fix = f"change the recipe's own key: 'recipe_overrides=[\"ROLE.{key}...\"]'"
+            if "python.prefetch" in word:
+                fix = "write mode=prefetch"
             problems.append(RuleBroken("must be left out with a recipe, whose roles say it", word, fix=fix).line(key))
     if problems:
         raise ConfigError(problems=problems)

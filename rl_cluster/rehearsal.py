@@ -12,6 +12,7 @@ from attrs import evolve
 
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.layout import Shortfall, reworded
+from rl_cluster.worker_env import mask_word
 
 __all__ = ["planned_on", "through_recipe", "with_rehearsal"]
 
@@ -43,7 +44,7 @@ def with_rehearsal(error: ResourceInsufficientError, overrides: Sequence[str], *
         if isinstance(shortfall, Shortfall) and not shortfall.suggestions:
             lines.append("Fix: give the nodes of the file what is short, or ask for less")
     else:
-        rehearse = f"To rehearse it on this machine:\n  {shlex.join([*_program(), *_kept(overrides), 'ray=simulated'])}"
+        rehearse = f"To rehearse it on this machine:\n  {shlex.join([*_program(), *map(mask_word, _kept(overrides)), 'ray=simulated'])}"
         if kind in ("none", "local"):
             rehearse = f"{NONE_RUNNING if kind == 'none' else ONLY_LOCAL}. {rehearse}"
         elif isinstance(shortfall, Shortfall) and not shortfall.suggestions:
@@ -60,7 +61,7 @@ def through_recipe(error: ResourceInsufficientError, given: Sequence[str]) -> Re
     told = []
     for text in shortfall.suggestions:
         words, fits_now, rest = text.partition(" fits now")
-        quoted = ",".join(json.dumps(word, ensure_ascii=False) for word in (*given, *words.split(" ")))
+        quoted = ",".join(json.dumps(word, ensure_ascii=False) for word in (*map(mask_word, given), *words.split(" ")))
         told.append(f"{shlex.quote(f'recipe_overrides=[{quoted}]')}{fits_now}{rest}" if fits_now else text)
     return reworded(error, shortfall, evolve(shortfall, suggestions=tuple(told)))
 

@@ -20,7 +20,7 @@ from attrs import Factory, define, frozen
 from rl_cluster.checks import Check, Rendezvous
 from rl_cluster.errors import EXIT_CHECK_FAILED, RlClusterError
 from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
-from rl_cluster.nsight import ProfileRecord, check_profiles
+from rl_cluster.nsight import END_S, ProfileRecord, check_profiles
 from rl_cluster.picture import Picture
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report import build_report, write_report
@@ -107,8 +107,8 @@ class RunState:
         """End the profiled workers in order, while there is time for it, and check that their profiles were written."""
         for name, group in self.groups.items():
             if group.profiles:
-                screen.tell(f"nsight: waits for the profiles of {name} ...")
-                held, detail = check_profiles(group.end_profiled())
+                screen.tell(f"nsight: waits for the profiles of {name}, {END_S:.0f} s at most (Ctrl-C ends the wait) ...")
+                held, detail = check_profiles(group.end_profiled(timeout_s=END_S))
                 self.checks.append(Check(name="profiles" if len(self.groups) == 1 else f"{name}: profiles", ok=held, detail=detail))
                 screen.show(render_checks(self.checks).splitlines()[-1])  # below those that were shown before it
 

@@ -27,10 +27,12 @@ __all__ = [
     "ORIGINS",
     "RANK_VARIABLES",
     "WorkerEnv",
+    "check_env",
     "forwarded_env",
     "looks_secret",
     "mask_text",
     "mask_value",
+    "mask_word",
     "masked",
     "omp_threads",
     "split_early",
@@ -239,6 +241,21 @@ def mask_text(text: str, *, env: Mapping[str, str] | None = None) -> str:
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, MASK)
     return _SECRET_VALUE.sub(MASK, _URL_LOGIN.sub(MASK, text))
+
+
+def mask_word(word: str) -> str:
+    """A word of a command line (``env.set.NAME=value``) as it may be shown."""
+    key, equals, value = word.partition("=")
+    return f"{key}={MASK}" if equals and looks_secret(key.rpartition(".")[2], value) else mask_text(word)
+
+
+def check_env(env_spec: EnvSpec) -> None:
+    """What can be said of ``env`` before anything is started.
+
+    Raises:
+        ConfigError: See :func:`forwarded_env` and :func:`split_early`.
+    """
+    split_early(forwarded_env({}, env_spec).values)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -19,9 +19,9 @@ from rl_cluster.arguments import check_names, check_per_worker, check_seconds, c
 from rl_cluster.bring_up import Progress, bring_up, cause_text, end, let_go
 from rl_cluster.bundle_choice import bundle_share, choose_bundles
 from rl_cluster.errors import BindingError, ConfigError, RlClusterError, WorkerError, WorkerLostError
-from rl_cluster.nsight import NodeNsys, ProfileRecord
+from rl_cluster.nsight import END_S, NodeNsys, ProfileRecord
 from rl_cluster.plan import PlacedBundle
-from rl_cluster.profiles import END_AFTER_ERROR_S, END_S, Asked, Profiles, ask_for_profiles
+from rl_cluster.profiles import END_AFTER_ERROR_S, Asked, Profiles, ask_for_profiles
 from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.target_import import import_target

@@ -58,6 +58,16 @@ def test_a_pattern_that_matches_no_worker_is_told_with_the_names() -> None:
     )
 
 
+def test_an_output_lies_in_a_folder_that_is_known_before_the_worker() -> None:
+    """nsys makes no folders; and the message shows what the user wrote."""
+    line = r"^worker\.nsight\.o: must be in a folder that is there before the worker, got 'a%p/b'\. Fix: write it in the file's name"
+    with pytest.raises(ConfigError, match=line):
+        asked({"o": "a%p/b"}, ["policy-1-0"]).choose(NAMES)
+    with pytest.raises(ConfigError, match=r"got 'rel/b'\. Fix: write rel/b_%p"):
+        asked({"o": "rel/b"}).choose(NAMES)
+    assert asked({"o": "rel/b_%p"}).choose(NAMES) == dict.fromkeys(NAMES, "/run/nsight/rel/b_%p")
+
+
 def test_several_workers_do_not_write_one_file() -> None:
     """The user's own output needs the pid in it, then."""
     with pytest.raises(

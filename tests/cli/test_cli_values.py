@@ -105,3 +105,33 @@ def test_full_error_shows_the_traceback(run_py: RunPy) -> None:
     assert done.code == 1
     assert "Traceback (most recent call last):" in done.err.splitlines()
     assert done.err.splitlines()[-1] == "rl_cluster.errors.ConfigError: cluster.num_nodes: must be at least 1, got -4"
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("env.forward=[RAY_*]", "env.forward: must not hold all variables of a launcher or of Ray, got RAY_*. Fix: name the ones you need"),
+        (
+            "+env.set.CUDA_VISIBLE_DEVICES=1",
+            "env.set: must not hold a device list, Ray gives each worker its own, got CUDA_VISIBLE_DEVICES.",
+        ),
+        ("worker.nsight_workers=[worker-0-0]", "worker.nsight_workers: must be left out without worker.nsight, got ['worker-0-0']."),
+    ],
+)
+@pytest.mark.parametrize("mode", ["plan", "up"])
+def test_what_workers_can_not_be_given_is_told_before_anything_is_started(run_py: RunPy, mode: str, word: str, problem: str) -> None:
+    """Also by a plan."""
+    done = run_py(f"mode={mode}", "ray=simulated", "cluster=1x8", word)
+    assert done.code == 1
+    assert done.err.startswith(problem), done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_secrets_of_the_command_line_are_not_written_down(run_py: RunPy) -> None:
+    """Neither in what Hydra keeps of a run, nor in the command that a message suggests."""
+    done = run_py("mode=plan", "ray=local", "cluster=1x8", "+env.set.WANDB_API_KEY=planted-value", "+env.set.NCCL_DEBUG=INFO")
+    assert done.code == 3
+    assert "+env.set.WANDB_API_KEY=***" in done.err
+    kept = {path.name: path.read_text() for path in done.folder.rglob("*") if path.is_file()}
+    assert "NCCL_DEBUG=INFO" in kept["overrides.yaml"]
+    assert "planted-value" not in done.out + done.err + "".join(kept.values())

@@ -70,3 +70,12 @@ def test_a_signal_that_python_throws_away_comes_again() -> None:
 
     with orderly_interrupts(), pytest.raises(Interrupted, match="SIGINT"):
         run()
+
+
+def test_a_signal_after_a_hold_interrupts_again() -> None:
+    """The first one has ended the hold, the second one what is waited for after it."""
+    with orderly_interrupts() as interrupts:
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                signal.raise_signal(signal.SIGINT)
+            interrupts.rearm()
