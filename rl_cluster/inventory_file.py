@@ -32,7 +32,7 @@ from attrs import field, frozen
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.rules import RuleBroken
-from rl_cluster.text_file import UnreadableError, read_text, why_unread
+from rl_cluster.text_file import UnreadableError, check_levels, read_text, why_unread
 from rl_cluster.topology import TOPO_RANK_LABEL, rank_of_label
 
 __all__ = ["load_inventory", "near_resource", "parse_inventory"]
@@ -65,7 +65,10 @@ def load_inventory(path: str | PathLike[str]) -> Inventory:
 
     path = Path(path)
     try:
-        content, twice = _read_yaml(read_text(path, max_bytes=MAX_BYTES))
+        text = read_text(path, max_bytes=MAX_BYTES)
+        if "&" in text:  # a large file without aliases is read only once
+            check_levels(text)
+        content, twice = _read_yaml(text)
     except UnreadableError as error:
         raise ConfigError(f"inventory {path}: {error}") from None
     except yaml.YAMLError as error:

@@ -6,14 +6,17 @@ import errno
 import os
 import select
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
+
+from attrs import define
 
 __all__ = ["UnreadableError", "check_brackets", "check_levels", "read_text", "why_unread"]
 
 SILENCE_S = 10.0  # after which a pipe in which nothing comes is left
 MAX_LEVELS = 50  # of groups and lists in each other; at some more, YAML, omegaconf and Hydra's grammar end with a RecursionError
+MAX_ENTRIES = 10_000_000
 _CHUNK = 65536  # bytes
 _KINDS = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
@@ -75,29 +78,60 @@ def _chunks(number: int, max_bytes: int, *, pipes: bool) -> Iterator[bytes]:
 
 
 def check_levels(text: str) -> None:
-    """Whether a YAML text has no more levels than can be read; it may have other mistakes.
+    """Whether a YAML text has no more levels, and with its aliases no more entries, than can be read; it may have other mistakes.
 
     Raises:
-        UnreadableError: It has more than `MAX_LEVELS`.
+        UnreadableError: It has more than `MAX_LEVELS` or `MAX_ENTRIES`, or a group that holds itself.
         YAMLError: It is no YAML.
     """
     import yaml  # type: ignore[import-untyped]
 
-    starts, ends = (yaml.MappingStartEvent, yaml.SequenceStartEvent), (yaml.MappingEndEvent, yaml.SequenceEndEvent)
-    _check_depth(isinstance(event, starts) - isinstance(event, ends) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+    open_groups = [_Group(None)]  # the outermost is the text itself
+    named: dict[str, _Group] = {}
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_groups.append(_Group(event.anchor))
+            _check_depth(len(open_groups) - 1)
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            ended = open_groups.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if any(group.anchor == event.anchor for group in open_groups):
+                raise UnreadableError(f"must have no group that holds itself, got *{event.anchor}")
+            ended = named.get(event.anchor, _Group(None))
+        elif isinstance(event, yaml.ScalarEvent):
+            ended = _Group(event.anchor)
+        else:
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            ended.levels += 1
+        if ended.anchor is not None:
+            named[ended.anchor] = ended
+        around = open_groups[-1]
+        around.levels, around.entries = max(around.levels, ended.levels), around.entries + ended.entries
+        _check_depth(len(open_groups) - 1 + ended.levels)
+        if around.entries > MAX_ENTRIES:
+            raise UnreadableError(f"must have at most {MAX_ENTRIES} entries with its aliases, got more")
+
+
+@define
+class _Group:
+    anchor: str | None
+    levels: int = 0
+    entries: int = 1
 
 
 def check_brackets(word: str) -> None:
-    """The same for a word of the command line.
+    """Whether a word of the command line has no more brackets in each other than `MAX_LEVELS`.
 
     Raises:
-        UnreadableError: It has more brackets in each other than `MAX_LEVELS`.
+        UnreadableError: It has more.
     """
-    _check_depth((letter in "([{") - (letter in ")]}") for letter in word)
+    _check_depth(max(accumulate((letter in "([{") - (letter in ")]}") for letter in word), default=0))
 
 
-def _check_depth(steps: Iterable[int]) -> None:
-    if any(depth > MAX_LEVELS for depth in accumulate(steps)):
+def _check_depth(levels: int) -> None:
+    if levels > MAX_LEVELS:
         raise UnreadableError(f"must have at most {MAX_LEVELS} levels in each other, got more")
 
 

@@ -150,3 +150,36 @@ def test_levels_that_can_be_read_are_read(tmp_path: Path) -> None:
     path.write_text(TEXTS["recipe"] + "notes: [" + "[], " * 60 + "'" + "[" * 60 + "']\n", encoding="utf-8")
     assert load_recipe(path) == load_recipe(path)
     assert check_conf(path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param("a: &a {b: *a}\n", "must have no group that holds itself, got *a", id="itself"),
+        pytest.param(
+            "a0: &a0 [x, x]\n" + "".join(f"a{level}: &a{level} [*a{level - 1}, *a{level - 1}]\n" for level in range(1, 30)),
+            "must have at most 10000000 entries with its aliases, got more",
+            id="doubled-again-and-again",
+        ),
+        pytest.param(
+            "a0: &a0 [x]\n" + "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 60)),
+            "must have at most 50 levels in each other, got more",
+            id="one-level-each",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_aliases_that_make_a_text_endless_are_one_line(tmp_path: Path, kind: str, text: str, problem: str) -> None:
+    """Short as the text is, nobody can print or walk through what it means."""
+    path = tmp_path / "given.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        LOADERS[kind](path)
+    assert [each.removeprefix("inventory ") for each in caught.value.problems] == [f"{path}: {problem}"]
+
+
+def test_aliases_are_read(tmp_path: Path) -> None:
+    """One machine like another."""
+    path = tmp_path / "given.yaml"
+    path.write_text("nodes: [{resources: &r {CPU: 8}}, {resources: *r}, {resources: *r}]\n", encoding="utf-8")
+    assert [node.total for node in load_inventory(path).nodes] == [{"CPU": 8.0}] * 3
