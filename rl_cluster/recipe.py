@@ -167,8 +167,12 @@ def _target_problems(role: RoleSpec) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_recipe_ray(recipe: RecipeSpec) -> Iterator[RaySession]:
+def open_recipe_ray(recipe: RecipeSpec, *, inventory: str | None = None) -> Iterator[RaySession]:
     """Connect to the Ray that the recipe's ``ray`` node means (default: the one in reach, else a local one); one that is connected is used.
+
+    Args:
+        recipe: What is to run on it.
+        inventory: For a simulated one: a file that describes its machines.
 
     Yields:
         The session, to be handed to :func:`build_recipe`.
@@ -177,6 +181,6 @@ def open_recipe_ray(recipe: RecipeSpec) -> Iterator[RaySession]:
     simulated = None
     if not ray.is_initialized():
         disable_rays_uv_hook()
-        simulated = nodes_to_simulate(recipe) if spec.kind == "simulated" else None
+        simulated = nodes_to_simulate(recipe, inventory) if spec.kind == "simulated" else None
     with session.open_ray(spec, simulated=simulated) as opened:
         yield opened

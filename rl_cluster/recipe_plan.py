@@ -18,7 +18,8 @@ from rl_cluster.plan import close_spec, plan_layouts
 from rl_cluster.ranks import engine_slices, layout_positions, order_workers, rank_workers
 from rl_cluster.recipe_spec import RecipeSpec, RoleSpec, bundles_on, out_of_range
 from rl_cluster.records import WorkerRecord
-from rl_cluster.schema import ClusterSpec
+from rl_cluster.schema import ClusterSpec, EnvSpec
+from rl_cluster.worker_env import check_env
 
 __all__ = [
     "RecipePlan",
@@ -162,17 +163,17 @@ def check_seats(recipe: RecipeSpec) -> None:
 
     Raises:
         ConfigError: Roles overlap more than ``max_colocated_worker_groups`` of their cluster allows; the message draws them. Or a pattern
-            of workers to profile matches none of a role's.
+            of workers to profile matches none of a role's, or workers can't be given a variable.
     """
     chosen = _choose(recipe, {name: spec.bundle_counts for name, spec in recipe.clusters.items() if not spec.bundles_open})
-    problems = []
-    for name, bundles in chosen.items():
-        role = recipe.roles[name]
-        if role.worker is not None:
-            try:
-                check_patterns(role.worker, role.group_name, bundles)
-            except ConfigError as error:
-                problems += [f"{role.path}.{problem}" for problem in error.problems]
+    problems: list[str] = []
+    for name, role in recipe.roles.items():
+        try:
+            check_env(role.env or EnvSpec())
+            if role.worker is not None and name in chosen:
+                check_patterns(role.worker, role.group_name, chosen[name])
+        except ConfigError as error:
+            problems += [f"{role.path}.{problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems=problems)
 

@@ -11,7 +11,7 @@ from rl_cluster.naming import count_of
 from rl_cluster.recipe_plan import RecipePlan, check_seats, plan_recipe, shortfall_error
 from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.schema import RaySpec
-from rl_cluster.simulated_inventory import simulated_inventory_for_all
+from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory_for_all
 
 __all__ = ["inventory_to_plan_on", "nodes_to_simulate", "plan_on", "planned_line"]
 
@@ -56,8 +56,12 @@ def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None) -> In
     return session.this_machine(spec)
 
 
-def nodes_to_simulate(recipe: RecipeSpec) -> Inventory:
-    """The nodes that a simulated Ray starts on this machine for a recipe."""
+def nodes_to_simulate(recipe: RecipeSpec, inventory: str | None = None) -> Inventory:
+    """The nodes that a simulated Ray starts on this machine for a recipe: those of a file, or as many as its clusters need."""
+    if inventory is not None:
+        from rl_cluster.inventory_file import load_inventory
+
+        return inventory_of_file(load_inventory(inventory))
     return simulated_inventory_for_all(list(recipe.clusters.values()), recipe.ray or RaySpec(), cpus=len(os.sched_getaffinity(0)))
 
 

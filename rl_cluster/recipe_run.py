@@ -41,7 +41,7 @@ def run_recipe(
         config: The whole config of the recipe.
         train: Gets the running :class:`Recipe`. It may return an exit code, or False for 4; all else is 0.
         mode: ``up``, ``plan`` or ``prefetch``; default: the config's key ``mode``, else ``up``.
-        inventory: With mode ``plan``: a file that describes the machines; default: the config's key ``inventory``.
+        inventory: With mode ``plan``, or a simulated Ray: a file that describes the machines; default: the config's key ``inventory``.
         modules_in: Folder where workers look for their modules, beside that of the program itself; default: the current one.
 
     Returns:
@@ -52,6 +52,9 @@ def run_recipe(
         try:
             mode, inventory = _mode(config, mode, inventory)
             recipe = recipe_from_config(config)
+            if inventory is not None and mode != "plan" and (recipe.ray or RaySpec()).kind != "simulated":
+                fix = "write mode=plan, or ray=simulated"
+                raise ConfigError(RuleBroken(f"must be left out with mode {mode}", inventory, fix=fix).line("inventory"))
             if mode == "plan":
                 plan = plan_on(recipe, inventory=inventory)
                 screen.grid(build_recipe_picture(plan))
@@ -60,10 +63,10 @@ def run_recipe(
                 return EXIT_OK
             check_seats(recipe)  # before Ray is imported
             if mode == "prefetch":
-                _prefetch(recipe, screen, interrupts, modules_in or os.curdir)
+                _prefetch(recipe, screen, interrupts, modules_in or os.curdir, inventory)
                 _check_shown(screen, is_open)
                 return EXIT_OK
-            return _up(recipe, train, interrupts, modules_in or os.curdir)
+            return _up(recipe, train, interrupts, modules_in or os.curdir, inventory)
         except RlClusterError as error:
             interrupts.ending()
             say(str(error))
@@ -75,13 +78,15 @@ def run_recipe(
             return interrupted.exit_code
 
 
-def _prefetch(recipe: RecipeSpec, screen: Screen, interrupts: Interrupts, modules_in: str | os.PathLike[str]) -> None:
+def _prefetch(
+    recipe: RecipeSpec, screen: Screen, interrupts: Interrupts, modules_in: str | os.PathLike[str], inventory: str | None
+) -> None:
     from rl_cluster.prefetch_job import PrefetchState, prefetch_all, wanted_by
     from rl_cluster.recipe import open_recipe_ray
     from rl_cluster.table import render_prefetched_verdict
 
     state = PrefetchState(simulated=(recipe.ray or RaySpec()).kind == "simulated")
-    prefetch_all(wanted_by(recipe), lambda: open_recipe_ray(recipe), state, screen, interrupts, modules_in=modules_in)
+    prefetch_all(wanted_by(recipe), lambda: open_recipe_ray(recipe, inventory=inventory), state, screen, interrupts, modules_in=modules_in)
     screen.show(render_prefetched_verdict(state.rows, simulated=state.simulated))
 
 
@@ -90,13 +95,19 @@ def _check_shown(screen: Screen, is_open: bool) -> None:
         raise unshown_error(screen.unshown or CLOSED)
 
 
-def _up(recipe: RecipeSpec, train: Callable[[Recipe], object], interrupts: Interrupts, modules_in: str | os.PathLike[str]) -> int:
+def _up(
+    recipe: RecipeSpec,
+    train: Callable[[Recipe], object],
+    interrupts: Interrupts,
+    modules_in: str | os.PathLike[str],
+    inventory: str | None,
+) -> int:
     from rl_cluster.recipe import build_recipe, check_recipe, open_recipe_ray
 
     check_recipe(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe), modules_in)
+        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=inventory), modules_in)
         built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)
@@ -112,8 +123,6 @@ def _mode(config: object, mode: str | None, inventory: str | None) -> tuple[str,
     inventory = keys.get("inventory") if inventory is None else inventory
     try:
         OneOf(MODES)(mode)
-        if inventory is not None and mode != "plan":
-            raise RuleBroken(f"must be left out with mode {mode}", inventory, fix="write mode=plan")
     except RuleBroken as broken:
-        raise ConfigError(broken.line("inventory" if mode in MODES else "mode")) from None
+        raise ConfigError(broken.line("mode")) from None
     return mode, None if inventory is None else str(inventory)

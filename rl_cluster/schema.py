@@ -392,8 +392,7 @@ class RunSpec(_Spec):
             object.__setattr__(self, "mode", "prefetch")
         if self.hold and self.mode == "prefetch":
             yield "hold", RuleBroken("must be left out with mode prefetch, which places nothing", True)
-        if self.inventory is not None and self.mode != "plan" and (self.ray.kind != "simulated" or self.recipe is not None):
-            fix = "write mode=plan" + ("" if self.recipe is not None else ", or ray=simulated")
-            yield "inventory", RuleBroken(f"must be left out with mode {self.mode}", self.inventory, fix=fix)
+        if self.inventory is not None and self.mode != "plan" and self.ray.kind != "simulated":
+            yield "inventory", RuleBroken(f"must be left out with mode {self.mode}", self.inventory, fix="write mode=plan, or ray=simulated")
         if self.recipe_overrides and self.recipe is None:
             yield "recipe_overrides", RuleBroken("must be left out without a recipe", self.recipe_overrides, fix="write recipe=FILE")

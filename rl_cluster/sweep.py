@@ -116,7 +116,7 @@ def _simulated_by(spec: RunSpec, called_from: str) -> Inventory:
     from rl_cluster.recipe_preview import nodes_to_simulate
 
     recipe = load_recipe(spec.recipe, overrides=spec.recipe_overrides)
-    return nodes_to_simulate(attrs.evolve(recipe, ray=spec.ray))
+    return nodes_to_simulate(attrs.evolve(recipe, ray=spec.ray), spec.inventory)
 
 
 # --- a job ---

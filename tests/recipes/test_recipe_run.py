@@ -115,7 +115,7 @@ def test_mode_and_inventory_can_stand_in_the_config(folder: Path) -> None:
             ("", ""),
             ["inventory=machines.yaml"],
             1,
-            "inventory: must be left out with mode up, got 'machines.yaml'. Fix: write mode=plan\n",
+            "inventory: must be left out with mode up, got 'machines.yaml'. Fix: write mode=plan, or ray=simulated\n",
             id="inventory",
         ),
         pytest.param(
