@@ -118,7 +118,7 @@ def print_visualization(grid_data: dict[str, Any]) -> None:
     elif groups:
         about = f", worker group {_name(groups[0])} ({count_of(groups[0].world_size, 'worker')})"
     view = "Ray cluster, all worker groups" if grid_data["is_global_view"] else "Ray cluster"
-    print(f"\n{view}: {count_of(grid_data['active_nodes'], 'node')}, {count_of(grid_data['total_gpus'], 'GPU')}{about}")
+    print(f"\n{view}: {count_of(grid_data['active_nodes'], 'node')}, {count_of(grid_data['total_gpus'], 'bundle')}{about}")
     print(grid_data["h_divider"])
     for row in grid_data["rows"]:
         for cells in (row["gpu_cells"], *row["worker_cells"]):

@@ -232,7 +232,7 @@ def test_one_group_prints_with_its_name(capsys: pytest.CaptureFixture[str]) -> N
     print_visualization(create_visualization_grid([2, 0, 1], foreign("actor", [(0, 0), (0, 1), (2, 0)])))
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "Ray cluster: 2 nodes, 3 GPUs, worker group actor (3 workers)",
+        "Ray cluster: 2 nodes, 3 bundles, worker group actor (3 workers)",
         "+-------+-------+",
         "| 0.0   | 0.1   |",
         "| W 0   | W 1   |",
@@ -252,7 +252,7 @@ def test_all_groups_print_with_a_legend(capsys: pytest.CaptureFixture[str]) -> N
     print_visualization(grid)
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "Ray cluster, all worker groups: 1 node, 2 GPUs, 2 worker groups",
+        "Ray cluster, all worker groups: 1 node, 2 bundles, 2 worker groups",
         "+------------+------------+",
         "| 0.0        | 0.1        |",
         "| G0:W0      | G0:W1      |",
@@ -270,7 +270,7 @@ def test_without_groups_only_nodes_print(capsys: pytest.CaptureFixture[str]) -> 
     print_visualization(create_visualization_grid([1]))
     assert capsys.readouterr().out.splitlines() == [
         "",
-        "Ray cluster: 1 node, 1 GPU",
+        "Ray cluster: 1 node, 1 bundle",
         "+-------+",
         "| 0.0   |",
         "+-------+",
