@@ -6,11 +6,12 @@ import inspect
 import logging
 import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from attrs import Factory, frozen
+from attrs import frozen
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -19,7 +20,7 @@ from rl_cluster.errors import ConfigError
 from rl_cluster.layout import PlacedBundle
 from rl_cluster.nsight import RAYS_KEYS
 from rl_cluster.target_import import import_target
-from rl_cluster.worker_boot import Binder, worker_class
+from rl_cluster.worker_boot import Binder, environment_of, worker_class
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,6 @@ class Seat:
     name: str
     options: Mapping[str, Any]  # of this actor (num_cpus, num_gpus, runtime_env, ...)
     binder: Callable[[], Any] | None = None  # one of its own, where the class does not carry one for all
-    env: Mapping[str, str] = Factory(dict)  # more variables for this worker, beside the rank variables
     profiler: Profiler | None = None
 
 
@@ -121,7 +121,7 @@ class ActorMaker:
     """Runs in the Python of a group whose class only that Python can import. It owns the actors, so it lives as long as they do."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        os.environ.update(env)
+        os.environ.update({**environment_of(sys.prefix, os.environ), **env})
 
     def create(self, recipe: ActorRecipe, seats: Sequence[Seat]) -> list[ActorHandle]:
         """See :meth:`ActorRecipe.create`."""

@@ -18,6 +18,7 @@ from ray.actor import ActorHandle
 
 from rl_cluster.actors import Seat
 from rl_cluster.errors import WorkerStartError
+from rl_cluster.node_work import let_go
 from rl_cluster.plan import Layout
 from rl_cluster.ranks import WorkerPosition, WorkerRank, rank_workers
 from rl_cluster.records import WorkerRecord
@@ -84,10 +85,10 @@ def bring_up(
         lease = actors[0]._rl_cluster_lease.remote(low=port_range[0], high=port_range[1])
         port = _gather([lease], seats[:1], layout, "leasing the master port", deadline=deadline, timeout_s=timeout_s)[0]
         starts = []
-        for actor, record, seat in zip(actors, records, seats, strict=True):
+        for actor, record in zip(actors, records, strict=True):
             args, kwargs = init_arguments(record)
             environment = rank_variables(record, world_size=len(records), master_address=records[0].address, master_port=port)
-            starts.append(actor._rl_cluster_start.remote(env={**seat.env, **environment}, args=args, kwargs=kwargs))
+            starts.append(actor._rl_cluster_start.remote(env=environment, args=args, kwargs=kwargs))
         _gather(starts, seats, layout, "__init__", deadline=deadline, timeout_s=timeout_s, on_progress=on_progress)
         return BroughtUp(actors=tuple(actors), records=records, master_address=records[0].address, master_port=port)
     except BaseException:
@@ -106,12 +107,6 @@ def rank_variables(record: WorkerRecord, *, world_size: int, master_address: str
         "MASTER_ADDR": master_address,
         "MASTER_PORT": str(master_port),
     }
-
-
-def let_go(refs: Sequence[Any]) -> None:
-    """Say of results that nobody will wait for them any more, so that Ray does not print each of their errors."""
-    for ref in refs:
-        ref.future().add_done_callback(lambda done: done.exception())
 
 
 def end(actors: Sequence[ActorHandle]) -> None:

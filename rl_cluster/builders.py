@@ -174,7 +174,7 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
     """
     environment = worker_setup.choose_environment(EnvSpec() if env is None else from_config(env, kind=EnvSpec), cpus=1.0)
     spec = PythonSpec() if python is None else from_config(python, kind=PythonSpec)
-    found = list(worker_setup.set_up_python(spec, node_ids).values()) or [worker_setup.NodePython()]
+    found = list(worker_setup.set_up_python(spec, node_ids, environment).values()) or [worker_setup.NodePython()]
     paths = sorted({str(here.python) for here in found})
     if len(paths) > 1:
         raise ConfigError(
@@ -202,7 +202,7 @@ def prefetch_python(python: object, cluster: object, *, on_progress: Progress | 
     """
     spec = _spec_of(python, PythonSpec, "python")
     plans_to_prefetch([("python", spec)])
-    requests = requests_on([(_spec_of(cluster, ClusterSpec, "cluster"), spec)], session.look_around())
+    requests = requests_on([("python", _spec_of(cluster, ClusterSpec, "cluster"), spec)], session.look_around())
     tell: Progress = on_progress or logger.info
 
     def told(row: Prefetched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,9 +13,10 @@ from attrs import frozen
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.python_check import env_error
 
-__all__ = ["NodeWork", "node_names", "on_nodes"]
+__all__ = ["NodeWork", "let_go", "node_names", "on_nodes"]
 
 PROGRESS_EVERY_S = 5.0
+_EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
 
 
 @frozen
@@ -79,7 +81,7 @@ def on_nodes(
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, min(PROGRESS_EVERY_S, left)))
             for reference in ready:
                 done += 1
-                yield node_of[reference], _result(ray, reference, names[node_of[reference]], work)
+                yield node_of[reference], _result(ray, reference, node_of[reference], names[node_of[reference]], work)
             elapsed = time.monotonic() - started
             if waiting and not ready:
                 unready = ", ".join(names[node_of[reference]] for reference in waiting)
@@ -89,9 +91,17 @@ def on_nodes(
                     yield late, work.error(names[late], rule=work.rule, got="no answer from the node", fix=work.late_fix)
                 return
     finally:
+        let_go(list(node_of))  # those that are not waited for any more, too
         for actor in hands:
             with suppress(Exception):  # Ray itself may be gone
                 ray.kill(actor)
+
+
+def let_go(refs: Sequence[Any]) -> None:
+    """Say of results that nobody will wait for them any more, so that Ray does not print each of their errors."""
+    for ref in refs:
+        with suppress(Exception):  # Ray itself may be gone
+            ref.future().add_done_callback(lambda done: done.exception())
 
 
 class _NodeHand:
@@ -110,7 +120,7 @@ def node_names() -> dict[str, str]:
     }
 
 
-def _result(ray: Any, reference: Any, node: str, work: NodeWork) -> Any:
+def _result(ray: Any, reference: Any, node_id: str, node: str, work: NodeWork) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -118,5 +128,14 @@ def _result(ray: Any, reference: Any, node: str, work: NodeWork) -> Any:
             return error.cause
         return work.error(node, rule="it must be set up", got=repr(error.cause), fix="read the traceback in Ray's log of that node")
     except ray.exceptions.RayError as error:
-        got = str(error).partition("\n")[0]
-        return work.error(node, rule="the node must live", got=got, fix="take a node that is alive (ray status)")
+        text = " ".join(str(error).split())
+        if "node has died" not in text and any(entry["NodeID"] == node_id and entry["Alive"] for entry in ray.nodes()):
+            # Ray says which end it saw, and goes on with what it could be in general
+            got = _EXIT_DETAIL.search(text)
+            return work.error(
+                node,
+                rule="the process that works there must live",
+                got=got[1].rstrip(".") if got else text,
+                fix="look whether it ran out of memory (dmesg on that node), and try again",
+            )
+        return work.error(node, rule="the node must live", got=str(error).partition("\n")[0], fix="take a node that is alive (ray status)")

@@ -111,7 +111,7 @@ def prefetch_all(
 
         inventory = session.look_around()
         state.simulated = inventory.simulated
-        state.requests = requests_on([(cluster, python) for _, cluster, python in wanted], inventory)
+        state.requests = requests_on(wanted, inventory)
         nodes = {node.node_id for on in state.requests.values() for node in on}
         screen.tell(f"building Python environments on {len(nodes)} of {len(inventory.nodes)} machines of {inventory.source}")
 

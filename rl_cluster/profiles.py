@@ -15,9 +15,9 @@ from ray.actor import ActorHandle
 
 from rl_cluster import nsight
 from rl_cluster.actors import Profiler, without_nsight
-from rl_cluster.bring_up import end, let_go
+from rl_cluster.bring_up import end
 from rl_cluster.errors import ConfigError, PythonEnvError
-from rl_cluster.node_work import NodeWork, on_nodes
+from rl_cluster.node_work import NodeWork, let_go, on_nodes
 from rl_cluster.nsight import NodeNsys, Nsight, ProfileRecord, Watched
 from rl_cluster.records import WorkerRecord
 from rl_cluster.target_import import import_target

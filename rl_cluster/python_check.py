@@ -6,21 +6,21 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_cluster import _ask_python
 from rl_cluster.errors import PythonEnvError
-from rl_cluster.worker_env import mask_text
+from rl_cluster.worker_env import mask_text, masked
 
-__all__ = ["LAST_LINES", "check_python", "clean_environ", "env_error"]
+__all__ = ["LAST_LINES", "check_python", "clean_environ", "ended_by", "env_error", "last_lines"]
 
 LAST_LINES = 20
-_IMPORT_CHECK = (
-    "import json, sys, ray, rl_cluster; "
-    "print(json.dumps({'python': '.'.join(map(str, sys.version_info[:3])), 'ray': ray.__version__, 'executable': sys.executable}))"
-)
+_LINE_LENGTH = 500
 # Variables of the environment that the builder itself runs in; uv and the new interpreter must not see them.
 _NOT_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "CONDA_PREFIX", "UV_RUN_RECURSION_DEPTH", "UV_PROJECT", "UV_WORKING_DIRECTORY")
 
@@ -34,20 +34,41 @@ def env_error(
     node: str, command: Sequence[str], *, rule: str, got: str, fix: str, output: str = "", where: str = "python.executable"
 ) -> PythonEnvError:
     """The one form of this package's errors about a worker's command line, secrets masked; ``where`` is the key that it comes from."""
-    shown = mask_text(shlex.join(command))
+    shown, output = mask_text(shlex.join(command)), mask_text(output)
     last = f"\nLast lines of its output:\n{output}" if output else ""
-    message = f"{where} on node {node}: {rule}, got {mask_text(got)} (command: {shown}). Fix: {fix}{last}"
-    return PythonEnvError(message, node=node, command=shown, output=output)
+    message = mask_text(f"{where} on node {node}: {rule}, got {got} (command: {shown}). Fix: {fix}")
+    return PythonEnvError(message + last, node=node, command=shown, output=output)
 
 
-def check_python(command: Sequence[str], *, node: str, deadline_s: float, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def last_lines(text: str, count: int = LAST_LINES) -> str:
+    """The end of a tool's output as it may be shown: secrets masked, long lines cut."""
+    lines = mask_text(text).rstrip().splitlines()[-count:]
+    return "\n".join(line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..." for line in lines)
+
+
+def ended_by(code: int) -> str:
+    """The exit code of a process in words."""
+    return f"exit code {code}" if code >= 0 else f"its end by signal {-code}" + (" (out of memory?)" if code == -9 else "")
+
+
+def check_python(
+    command: Sequence[str],
+    *,
+    node: str,
+    deadline_s: float,
+    environ: Mapping[str, str] | None = None,
+    early: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Ask a Python whether it can run this cluster's workers: ray and rl_cluster import, same Ray version, same Python minor.
+
+    It is started as Ray starts a worker: with the variables that are set before the process, and with a file to run.
 
     Args:
         command: Command line of the interpreter.
         node: Name of this machine for messages.
         deadline_s: Seconds that the answer may take.
         environ: Environment that it starts with; default: :func:`clean_environ`.
+        early: More variables, which workers get before their process starts; as in a runtime_env they may name others.
 
     Returns:
         ``python`` and ``ray``: its versions; ``executable``: its path.
@@ -55,31 +76,62 @@ def check_python(command: Sequence[str], *, node: str, deadline_s: float, enviro
     Raises:
         PythonEnvError: It can't.
     """
-    asked = [*command, "-c", _IMPORT_CHECK]
-    environ = clean_environ() if environ is None else dict(environ)
+    asked = [*command, _ask_python.__file__]
+    early = {name: _expanded(value) for name, value in (early or {}).items()}
+    shown = ["env", *(f"{name}={value}" for name, value in masked(early).items()), *asked] if early else asked
+    environ = {**(clean_environ() if environ is None else environ), **early}
     wanted_ray, wanted_python = importlib.metadata.version("ray"), platform.python_version()
-    try:
-        # From the root folder: with -c the working folder is importable, and a checkout there would hide that the package is missing.
-        answer = subprocess.run(
-            asked, cwd="/", env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=max(deadline_s, 1)
-        )
-    except subprocess.TimeoutExpired:
-        raise env_error(
-            node, asked, rule="it must start", got=f"no answer in {deadline_s:.0f} s", fix="try the command on that node"
-        ) from None
-    except OSError as error:
-        raise env_error(node, asked, rule="it must start", got=str(error), fix="give a Python that every node has") from error
-    try:
-        facts = json.loads(answer.stdout.strip().rpartition("\n")[2])
-    except ValueError:
-        output = mask_text("\n".join((answer.stdout + answer.stderr).splitlines()[-LAST_LINES:]))
-        got = next((line for line in reversed(answer.stderr.splitlines()) if line), f"exit code {answer.returncode}")
-        fix = f"add ray=={wanted_ray} and rl-cluster to its dependencies"
-        raise env_error(node, asked, rule="it must import ray and rl_cluster", got=got, fix=fix, output=output) from None
+    deadline_s = max(deadline_s, 1)
+    # A file takes the output, not a pipe: a child that a killed wrapper leaves behind would hold the pipe open, and we would wait for it.
+    with tempfile.TemporaryFile() as log:
+        code, problem = None, ""
+        try:
+            code = subprocess.run(
+                asked, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, timeout=deadline_s, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            problem = f"no answer in {deadline_s:.0f} s"
+        except (OSError, ValueError) as error:  # the latter: a zero byte in a variable
+            raise env_error(node, shown, rule="it must start", got=str(error), fix="give a Python that every node has") from error
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+    if code is None:
+        raise env_error(node, shown, rule="it must start", got=problem, fix="try the command on that node", output=last_lines(text))
+    facts = _answer(text)
+    if facts is None:
+        output = last_lines(text)
+        got = next((line for line in reversed(output.splitlines()) if line.strip() and code), ended_by(code))
+        fix = _fix_of_import(output, early, wanted_ray)
+        raise env_error(node, shown, rule="it must import ray and rl_cluster", got=got, fix=fix, output=output)
     if facts["ray"] != wanted_ray:
         fix = f"pin ray=={wanted_ray} in its dependencies and lock them"
-        raise env_error(node, asked, rule=f"it must have the cluster's Ray {wanted_ray}", got=facts["ray"], fix=fix)
+        raise env_error(node, shown, rule=f"it must have the cluster's Ray {wanted_ray}", got=facts["ray"], fix=fix)
     if facts["python"].split(".")[:2] != wanted_python.split(".")[:2]:
         fix = f"leave --python out, or ask for {wanted_python}"
-        raise env_error(node, asked, rule=f"it must have the cluster's Python {wanted_python}", got=facts["python"], fix=fix)
-    return dict(facts)
+        raise env_error(node, shown, rule=f"it must have the cluster's Python {wanted_python}", got=facts["python"], fix=fix)
+    return facts
+
+
+def _expanded(value: str) -> str:
+    """What Ray makes of a variable's value in a runtime_env (``update_envs`` in ray/_private/utils.py)."""
+    return re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))
+
+
+def _answer(text: str) -> dict[str, str] | None:
+    """The facts, from a line that may have others around it."""
+    for line in text.splitlines():
+        if line.startswith(_ask_python.MARK):
+            try:
+                return dict(json.loads(line[len(_ask_python.MARK) :]))
+            except ValueError:  # a line that another process wrote into
+                continue
+    return None
+
+
+def _fix_of_import(output: str, early: Mapping[str, str], ray: str) -> str:
+    if "ImportError: " in output or re.search(r"ModuleNotFoundError: .*'(ray|rl_cluster)\b", output):
+        fix = f"add ray=={ray} and rl-cluster to its dependencies"
+        return fix if "PYTHONPATH" not in early else f"{fix}, or look at env.set.PYTHONPATH"
+    if early:
+        return f"look at {', '.join(sorted(early))}, set before it starts, or try the command on that node"
+    return "give a Python, or a wrapper that runs one with the words that it is given"

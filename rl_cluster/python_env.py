@@ -14,13 +14,14 @@ import shlex
 import sys
 from collections.abc import Mapping, MutableMapping
 
-from attrs import frozen
+from attrs import field, frozen
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.schema import PythonSpec
 from rl_cluster.uv_request import UvRequest, is_uv_run, parse_uv_run
+from rl_cluster.worker_env import mask_text
 
-__all__ = ["BASE", "SYSTEM", "VLLM", "PythonPlan", "disable_rays_uv_hook", "interpreter_env", "resolve_python"]
+__all__ = ["BASE", "SYSTEM", "VLLM", "PythonPlan", "disable_rays_uv_hook", "resolve_python"]
 
 SYSTEM = sys.executable
 """This interpreter."""
@@ -38,12 +39,13 @@ class PythonPlan:
 
     Attributes:
         kind: ``system``, ``uv`` (an environment is built) or ``command``.
-        requested: What the user wrote.
+        requested: What the user wrote, as it may be shown.
         command: The whole command line; of a uv environment, the ``uv run`` that would give the same packages.
         project_dir: Absolute folder of the uv project, on every node; None unless ``kind`` is ``uv``.
         uv: What the environment is made of; None unless ``kind`` is ``uv``.
         venv_dir: Folder in which environments are built; None means the default of each node.
         build_timeout_s: Seconds that building one environment may take, waiting for another builder included.
+        where: Path of the keys that it comes from, for messages (``policy.python``).
     """
 
     kind: str
@@ -53,6 +55,7 @@ class PythonPlan:
     uv: UvRequest | None = None
     venv_dir: str | None = None
     build_timeout_s: float = 1800.0
+    where: str = field(default="python", eq=False)  # several roles may ask for the same
 
     @property
     def needs_build(self) -> bool:
@@ -76,56 +79,54 @@ class PythonPlan:
         return {"py_executable": shlex.join(words), "env_vars": {"PYTHONPATH": ""}}
 
 
-def resolve_python(spec: PythonSpec, *, cwd: str | None = None) -> PythonPlan:
+def resolve_python(spec: PythonSpec, *, cwd: str | None = None, where: str = "python") -> PythonPlan:
     """Turn ``python.*`` into a plan. Pure: nothing is looked up or started.
 
     Args:
         spec: ``executable`` is SYSTEM, BASE, VLLM or a command line; ``project_dir`` is the uv project of a uv command.
-        cwd: Folder from which a relative or missing ``project_dir`` counts; default: this process's.
+        cwd: Folder from which a relative program, ``venv_dir`` or ``project_dir`` counts, and the missing ``project_dir``; default: this
+            process's.
+        where: Path of the spec in the config.
 
     Raises:
         ConfigError: The command line can't be read, or holds an option that makes no sense for workers.
     """
     text = _NAMED.get(spec.executable, spec.executable)
     if text in ("SYSTEM", SYSTEM):
-        return PythonPlan(kind="system", requested=spec.executable, command=(SYSTEM,))
+        return PythonPlan(kind="system", requested=spec.executable, command=(SYSTEM,), build_timeout_s=spec.build_timeout_s, where=where)
+    requested, key = mask_text(spec.executable), f"{where}.executable"
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"python.executable: must be a command line ({error}), got {text!r}. Fix: close the quote") from None
+        raise ConfigError(f"{key}: must be a command line ({error}), got {mask_text(text)!r}. Fix: close the quote") from None
     if not words:
-        raise ConfigError(f"python.executable: must be SYSTEM, BASE, VLLM or a command line, got {text!r}. Fix: write SYSTEM")
+        raise ConfigError(f"{key}: must be SYSTEM, BASE, VLLM or a command line, got {text!r}. Fix: write SYSTEM")
+    here = cwd or os.getcwd()
+    if "/" in words[0]:  # as for a shell: without a slash it is a program on PATH
+        words[0] = _absolute(words[0], here)
     if not is_uv_run(words):
-        return PythonPlan(kind="command", requested=spec.executable, command=tuple(words), build_timeout_s=spec.build_timeout_s)
-    request = parse_uv_run(words)
+        return PythonPlan(kind="command", requested=requested, command=tuple(words), build_timeout_s=spec.build_timeout_s, where=where)
+    request = parse_uv_run(words, where=key)
     if spec.project_dir and request.directory and spec.project_dir != request.directory:
         raise ConfigError(
-            f"python.project_dir: must be the folder that python.executable names, got {spec.project_dir!r} and {request.directory!r}. "
+            f"{where}.project_dir: must be the folder that {key} names, got {spec.project_dir!r} and {request.directory!r}. "
             "Fix: leave one of them out"
         )
-    here = cwd or os.getcwd()
-    project = os.path.normpath(os.path.join(here, os.path.expanduser(spec.project_dir or request.directory or ".")))
+    project = _absolute(spec.project_dir or request.directory or ".", here)
     return PythonPlan(
         kind="uv",
-        requested=spec.executable,
+        requested=requested,
         command=(*request.uv_run_args, "--directory", project),
         project_dir=project,
         uv=request,
-        venv_dir=os.path.normpath(os.path.join(here, os.path.expanduser(spec.venv_dir))) if spec.venv_dir else None,
+        venv_dir=_absolute(spec.venv_dir, here) if spec.venv_dir else None,
         build_timeout_s=spec.build_timeout_s,
+        where=where,
     )
 
 
-def interpreter_env(python: str) -> dict[str, str]:
-    """Variables that a worker in a built environment should see, to be set in its process (they are no secret, and not needed earlier).
-
-    Without them VIRTUAL_ENV is the one that the raylet was started with, and a nested ``uv`` would work on the wrong environment.
-
-    Args:
-        python: The environment's ``bin/python``.
-    """
-    root = os.path.dirname(os.path.dirname(python))
-    return {"VIRTUAL_ENV": root, "UV_PROJECT_ENVIRONMENT": root}
+def _absolute(path: str, here: str) -> str:
+    return os.path.normpath(os.path.join(here, os.path.expanduser(path)))
 
 
 def disable_rays_uv_hook(environ: MutableMapping[str, str] | None = None) -> bool:

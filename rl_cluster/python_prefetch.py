@@ -50,7 +50,7 @@ def plans_to_prefetch(pythons: Iterable[tuple[str, PythonSpec]]) -> list[PythonP
         ConfigError: There is none.
     """
     given = list(pythons)
-    plans = [plan for _, spec in given if (plan := resolve_python(spec)).needs_build]
+    plans = [plan for where, spec in given if (plan := resolve_python(spec, where=where)).needs_build]
     if not plans:
         where, spec = given[0] if given else ("python", PythonSpec())
         fix = "write python=base, python=vllm or a uv run command, or leave prefetch out: there is nothing to build"
@@ -60,11 +60,11 @@ def plans_to_prefetch(pythons: Iterable[tuple[str, PythonSpec]]) -> list[PythonP
     return plans
 
 
-def requests_on(wanted: Iterable[tuple[ClusterSpec, PythonSpec]], inventory: Inventory) -> dict[PythonPlan, list[PhysicalNode]]:
+def requests_on(wanted: Iterable[tuple[str, ClusterSpec, PythonSpec]], inventory: Inventory) -> dict[PythonPlan, list[PhysicalNode]]:
     """Each distinct environment with the nodes that could hold a bundle of its cluster, whether they are free now or not.
 
     Args:
-        wanted: The cluster and the Python of each group of workers; a Python that is not built is passed over.
+        wanted: Of each group of workers the path of its Python's keys, the cluster and the Python; one that is not built is passed over.
         inventory: What is there.
 
     Returns:
@@ -75,8 +75,8 @@ def requests_on(wanted: Iterable[tuple[ClusterSpec, PythonSpec]], inventory: Inv
         ResourceInsufficientError: No node could hold a bundle of a cluster.
     """
     found: dict[PythonPlan, dict[str, PhysicalNode]] = {}
-    for cluster, python in wanted:
-        plan = resolve_python(python)
+    for where, cluster, python in wanted:
+        plan = resolve_python(python, where=where)
         if not plan.needs_build:
             continue
         spec = close_spec(cluster, inventory)
@@ -130,12 +130,16 @@ def prepare_here(plan: PythonPlan, *, node: str) -> Environment:
 
 def unfinished(requests: Requests, done: Sequence[Prefetched]) -> list[Prefetched]:
     """All rows in the order of the requests: those that are done, and a row for each of the others."""
-    known = {(row.python, row.node_id): row for row in done}
-    return [
-        known.get((plan.requested, node.node_id), Prefetched(node.node_id, node.address, node.hostname, plan.requested, "unfinished", 0.0))
-        for plan, nodes in requests.items()
-        for node in nodes
-    ]
+    left = list(done)
+    rows = []
+    for plan, nodes in requests.items():  # one is done after the other, so of rows that look alike the first is the first one's
+        for node in nodes:
+            none = Prefetched(node.node_id, node.address, node.hostname, plan.requested, "unfinished", 0.0)
+            row = next((row for row in left if (row.python, row.node_id) == (plan.requested, node.node_id)), none)
+            rows.append(row)
+            if row is not none:
+                left.remove(row)
+    return rows
 
 
 def _row(plan: PythonPlan, node: PhysicalNode, outcome: Environment | PythonEnvError, seconds: float) -> Prefetched:

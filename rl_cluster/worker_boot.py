@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
+BUILT = "rl-cluster-ready.json"  # in the folder of a built environment (see uv_store)
+
 Binder = Callable[[], "BindingReport"]
 
 
@@ -53,9 +55,26 @@ def _boot(token: str, env: Mapping[str, str], binder: Binder | None) -> None:
     task = context.get_task_function_name() if context.worker.mode == ray.WORKER_MODE else None
     if task is None or token not in task or not task.endswith(".__init__"):
         return
+    os.environ.update(environment_of(sys.prefix, os.environ))
     os.environ.update(env)
     if binder is not None:
         _report = binder()
+
+
+def environment_of(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a worker in a built environment sees, as below ``uv run``; nothing for another interpreter.
+
+    Without these variables VIRTUAL_ENV is the one that the raylet was started with, a nested ``uv`` works on the wrong environment, and
+    programs are found that are not the environment's (``python``, ``ninja``, ``torchrun``).
+
+    Args:
+        prefix: Folder of the interpreter (``sys.prefix``).
+        environ: The process's own environment.
+    """
+    if not os.path.exists(os.path.join(prefix, BUILT)):
+        return {}
+    path = os.pathsep.join(filter(None, [os.path.join(prefix, "bin"), environ.get("PATH")]))
+    return {"VIRTUAL_ENV": prefix, "UV_PROJECT_ENVIRONMENT": prefix, "PATH": path}
 
 
 class Boot:

@@ -16,9 +16,10 @@ from ray.actor import ActorHandle
 from rl_cluster import worker_setup
 from rl_cluster.actors import ActorRecipe, RayWorkerBuilder, Seat, made_by, merge_options, start_maker
 from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole, own_arguments
-from rl_cluster.bring_up import Progress, bring_up, cause_text, end, let_go
+from rl_cluster.bring_up import Progress, bring_up, cause_text, end
 from rl_cluster.bundle_choice import bundle_share, choose_bundles
 from rl_cluster.errors import BindingError, ConfigError, RlClusterError, WorkerError, WorkerLostError
+from rl_cluster.node_work import let_go
 from rl_cluster.nsight import END_S, NodeNsys, ProfileRecord
 from rl_cluster.plan import PlacedBundle
 from rl_cluster.profiles import END_AFTER_ERROR_S, Asked, Profiles, ask_for_profiles
@@ -110,7 +111,7 @@ class RayWorkerGroup:
         try:
             share = bundle_share(cluster)
             environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
-            self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles])
+            self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles], environment)
             ready = asked.profilers(dict(zip(names, (bundle.node_id for bundle in bundles), strict=True))) if asked else {}
             common, own_binders = worker_setup.choose_binders(numa, cluster, bundles)
             recipe = ActorRecipe(remote_worker_builder, environment.late, common, nsight_seen)
@@ -121,7 +122,7 @@ class RayWorkerGroup:
                 runtime_env = python_here.runtime_env(environment)
                 mine = merge_options(share, options, {"runtime_env": runtime_env} if runtime_env else {})
                 profiler = asked.profiler(name, ready.get(bundle.node_id)) if asked else None
-                seats.append(Seat(bundle, group, index, name, mine, binder, python_here.variables(), profiler))
+                seats.append(Seat(bundle, group, index, name, mine, binder, profiler=profiler))
             up = bring_up(
                 self._creator(recipe, seats),
                 seats,

@@ -54,15 +54,14 @@ class NodePython:
         variables = {**self.base.get("env_vars", {}), **environment.early}
         return {**self.base, **({"env_vars": variables} if variables else {})}
 
-    def variables(self) -> dict[str, str]:
-        """What a worker in this interpreter should see beside the rank variables."""
-        from rl_cluster.python_env import interpreter_env
 
-        return interpreter_env(self.python) if self.python else {}
-
-
-def set_up_python(spec: PythonSpec, node_ids: Sequence[str]) -> dict[str, NodePython]:
+def set_up_python(spec: PythonSpec, node_ids: Sequence[str], environment: WorkerEnvironment) -> dict[str, NodePython]:
     """The interpreter on each node; a uv environment is built there first, once per node.
+
+    Args:
+        spec: Which one.
+        node_ids: Ray's ids of the nodes, each once or more often.
+        environment: Its early variables are tried with the interpreter, because a worker that dies of them is started again and again.
 
     Raises:
         ConfigError: It is to be built and no more (``prefetch``).
@@ -75,11 +74,13 @@ def set_up_python(spec: PythonSpec, node_ids: Sequence[str]) -> dict[str, NodePy
         raise ConfigError(RuleBroken("must be left out where workers are to run", True, fix=fix).line("python.prefetch"))
     nodes = sorted(set(node_ids))
     plan = resolve_python(spec)
-    if plan.kind == "system":
+    if plan.kind == "system" and not (environment.early and nodes):
         return {node: NodePython() for node in nodes}
     from rl_cluster.python_build import build_on_nodes
 
-    pythons = build_on_nodes(plan, nodes)
+    pythons = build_on_nodes(plan, nodes, early=environment.early)
+    if plan.kind == "system":
+        return {node: NodePython() for node in nodes}
     return {node: NodePython(str(pythons[node]) if plan.needs_build else None, plan.runtime_env(str(pythons[node]))) for node in nodes}
 
 

@@ -18,7 +18,7 @@ PACKAGE = Path(rl_cluster.__file__).parent
 
 # From the ground up. A module imports from its own layer and from those below it, never from above.
 LAYERS: dict[str, set[str]] = {
-    "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_reaper", "_setup_worker"},
+    "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_ask_python", "_reaper", "_setup_worker"},
     "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
     "planning": {
         *(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rl_cluster import python_env
 from rl_cluster.errors import ConfigError
-from rl_cluster.python_env import disable_rays_uv_hook, interpreter_env, resolve_python
+from rl_cluster.python_env import disable_rays_uv_hook, resolve_python
 from rl_cluster.schema import PythonSpec
 from rl_cluster.uv_request import UvRequest
+from rl_cluster.uv_store import MARKER
+from rl_cluster.worker_boot import environment_of
 
 
 @pytest.mark.parametrize("executable", ["SYSTEM", sys.executable], ids=["by-name", "by-path"])
@@ -123,9 +127,49 @@ def test_two_project_folders_are_a_config_error() -> None:
         resolve_python(PythonSpec(executable="uv run --directory /b", project_dir="/a"))
 
 
-def test_variables_of_a_built_environment_name_it() -> None:
-    """A nested uv and tools that look at VIRTUAL_ENV find the worker's own environment, not the raylet's."""
-    assert interpreter_env("/envs/k/bin/python") == {"VIRTUAL_ENV": "/envs/k", "UV_PROJECT_ENVIRONMENT": "/envs/k"}
+def test_variables_of_a_built_environment_name_it(tmp_path: Path) -> None:
+    """A nested uv and tools that look at VIRTUAL_ENV find the worker's own environment, and its programs come first; another interpreter
+    is left as it is."""
+    environ = {"PATH": "/usr/bin", "VIRTUAL_ENV": "/raylets"}
+    assert environment_of(str(tmp_path), environ) == {}
+    (tmp_path / MARKER).touch()
+    root = str(tmp_path)
+    assert environment_of(root, environ) == {"VIRTUAL_ENV": root, "UV_PROJECT_ENVIRONMENT": root, "PATH": f"{root}/bin:/usr/bin"}
+    assert environment_of(root, {})["PATH"] == f"{root}/bin"
+
+
+@pytest.mark.parametrize(
+    ("executable", "command"),
+    [
+        pytest.param("./garb -X dev", ("/here/garb", "-X", "dev"), id="here"),
+        pytest.param("envs/../bin/python", ("/here/bin/python",), id="below"),
+        pytest.param("~/bin/python", (os.path.expanduser("~/bin/python"),), id="home"),
+        pytest.param("python3", ("python3",), id="of-the-nodes-path"),
+        pytest.param("/opt/python ./arg", ("/opt/python", "./arg"), id="arguments-are-its-own"),
+        pytest.param("./uv run", ("/here/uv", "run", "--directory", "/here"), id="uv"),
+    ],
+)
+def test_a_relative_program_counts_from_the_working_folder(executable: str, command: tuple[str, ...]) -> None:
+    """As a shell takes it, and as the folders of ``python`` count: with a slash it is a path, without one a program on PATH."""
+    assert resolve_python(PythonSpec(executable=executable), cwd="/here").command == command
+
+
+def test_a_login_of_the_command_line_is_not_shown_and_still_used() -> None:
+    """What was asked for is shown in tables and reports; what runs keeps it."""
+    plan = resolve_python(PythonSpec(executable="uv run --index https://me:planted-secret@index.invalid/simple"))
+    assert plan.requested == "uv run --index https://***@index.invalid/simple"
+    assert "https://me:planted-secret@index.invalid/simple" in plan.command
+    with pytest.raises(ConfigError) as caught:
+        resolve_python(PythonSpec(executable="uv run --index 'https://me:planted-secret@index.invalid/simple"))
+    assert "planted-secret" not in str(caught.value)
+
+
+def test_errors_name_the_key_of_the_role() -> None:
+    """The same Python of two roles is one plan."""
+    with pytest.raises(ConfigError, match=r"^policy\.python\.executable: must run python"):
+        resolve_python(PythonSpec(executable="uv run train.py"), where="policy.python")
+    one, other = (resolve_python(PythonSpec(executable="BASE"), where=where) for where in ("policy.python", "rollout.python"))
+    assert (one, hash(one)) == (other, hash(other))
 
 
 @pytest.mark.parametrize(

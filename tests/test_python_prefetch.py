@@ -25,7 +25,8 @@ EIGHT = ClusterSpec(num_nodes=1, gpus_per_node=8)
 
 def requested(wanted: list[tuple[ClusterSpec, PythonSpec]], *nodes: PhysicalNode) -> list[tuple[str, list[str]]]:
     """Each environment with the addresses of its nodes."""
-    return [(plan.requested, [node.address for node in on]) for plan, on in requests_on(wanted, Inventory(nodes)).items()]
+    named = [("python", cluster, python) for cluster, python in wanted]
+    return [(plan.requested, [node.address for node in on]) for plan, on in requests_on(named, Inventory(nodes)).items()]
 
 
 def test_every_node_that_could_hold_a_bundle_gets_it() -> None:
@@ -77,10 +78,10 @@ def test_the_key_of_the_python_group_says_the_mode() -> None:
 
 def test_workers_are_not_started_where_only_building_was_asked_for() -> None:
     """A key that would silently do nothing is an error, before a node is asked."""
-    from rl_cluster.worker_setup import set_up_python
+    from rl_cluster.worker_setup import WorkerEnvironment, set_up_python
 
     with pytest.raises(ConfigError, match=r"^python\.prefetch: must be left out where workers are to run, got True\. Fix: .*mode=prefetch"):
-        set_up_python(attrs.evolve(BASE, prefetch=True), ["a-node"])
+        set_up_python(attrs.evolve(BASE, prefetch=True), ["a-node"], WorkerEnvironment(early={}, late={}))
 
 
 def test_the_table_and_the_last_line() -> None:
