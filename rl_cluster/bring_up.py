@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from attrs import frozen
+from ray._private import state as ray_state
 from ray.actor import ActorHandle
 
 from rl_cluster.actors import Seat
@@ -23,9 +24,12 @@ from rl_cluster.plan import Layout
 from rl_cluster.ranks import WorkerPosition, WorkerRank, rank_workers
 from rl_cluster.records import WorkerRecord
 from rl_cluster.topology import natural_key
+from rl_cluster.worker_logs import last_words
 
 # Ray says why a worker's process ended, and goes on with what it could be in general.
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
+
+_PID = re.compile(r"\bpid: (\d+)")  # in the same text
 
 Progress = Callable[[int, int], None]  # workers that are up, workers in all
 
@@ -145,6 +149,7 @@ def _in_order(
     timeout_s: float,
     on_progress: Progress | None,
 ) -> list[Any]:
+    began = deadline - timeout_s - time.monotonic() + time.time()
     index = {ref: number for number, ref in enumerate(refs)}
     results: list[Any] = [None] * len(refs)
     waiting = list(refs)
@@ -156,7 +161,10 @@ def _in_order(
             try:
                 results[number] = ray.get(ref)
             except Exception as error:
-                raise _start_error(seats[number], number, layout, what, cause_text(error), _fix(error)) from error
+                ended = _last_words(ref, error, seats[number], began) if isinstance(error, ray.exceptions.RayActorError) else ""
+                raise _start_error(
+                    seats[number], number, layout, what, cause_text(error), f"{_fix(error, seats[number])}{ended}"
+                ) from error
         if on_progress is not None and (ready or more):
             on_progress(len(refs) - len(waiting), len(refs))
         if waiting and time.monotonic() >= deadline:
@@ -166,8 +174,8 @@ def _in_order(
                 number,
                 layout,
                 what,
-                f"no answer within {timeout_s:g} s (and so {len(waiting)} of {len(refs)} workers). "
-                "Fix: raise worker.start_timeout_s, or see this worker's log",
+                f"no answer within {timeout_s:g} s (and so {len(waiting)} of {len(refs)} workers)",
+                f". Fix: raise worker.start_timeout_s{_last_words(waiting[0], None, seats[number], began)}",
             )
     return results
 
@@ -194,16 +202,29 @@ def cause_text(error: BaseException) -> str:
         return type(error).__name__
     exit_detail = _EXIT_DETAIL.search(" ".join(lines))
     if exit_detail:
-        return f"its process ended: {exit_detail[1].rstrip('.')} (see its log)"
+        return f"its process ended: {exit_detail[1].rstrip('.')}"
     if "error raised in its creation task" in lines[0] or "Traceback" in str(error):
         return lines[-1]  # the last line of the worker's own traceback
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _fix(error: BaseException) -> str:
+def _last_words(ref: Any, error: BaseException | None, seat: Seat, began: float) -> str:
+    """What the log of a worker says that has ended, or does not answer."""
+    found = _PID.search(str(error))
+    pid = int(found[1]) if found else ray_state.actors(ref.task_id().actor_id().hex()).get("Pid")
+    return last_words(seat.bundle.node_id, pid or None, since=began)
+
+
+def _fix(error: BaseException, seat: Seat) -> str:
     """What to do about a module that the driver has and the worker has not."""
     if not isinstance(getattr(error, "cause", None), ModuleNotFoundError) and "ModuleNotFoundError: " not in cause_text(error):
         return ""
+    runtime_env = seat.options.get("runtime_env") or {}
+    if runtime_env.get("py_executable") and runtime_env.get("env_vars", {}).get("PYTHONPATH") == "":
+        return (
+            ". Fix: workers look in their environment's packages and in the folder where the command was typed; in a built environment "
+            "PYTHONPATH is empty: add the module to the project, or write env.set.PYTHONPATH=FOLDER"
+        )
     return (
         ". Fix: workers look in their Python's packages, in the folder where the command was typed, and in PYTHONPATH: install the module "
         "there, or write env.set.PYTHONPATH=FOLDER"

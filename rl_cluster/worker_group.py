@@ -27,6 +27,7 @@ from rl_cluster.records import WorkerRecord
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
 from rl_cluster.target_import import import_target
 from rl_cluster.virtual_cluster import RayVirtualCluster
+from rl_cluster.worker_logs import last_words
 
 PerWorker = Sequence[Mapping[str, Any]] | Callable[[WorkerRecord], Mapping[str, Any]]
 __all__ = ["PerWorker", "RayWorkerBuilder", "RayWorkerGroup"]
@@ -301,7 +302,7 @@ class RayWorkerGroup:
             self._check_alive()
             raise WorkerLostError(
                 f"{self.name_prefix}: the worker of rank {rank} on {record.address} (logical node {record.node_idx}, pid {record.pid}) "
-                f"is gone: {cause_text(error)}. Fix: see its log; build the group again",
+                f"is gone: {cause_text(error)}. Fix: build the group again{last_words(record.node_id, record.pid)}",
                 ranks=(rank,),
                 node_idx=[record.node_idx],
                 node=[record.address],
@@ -330,7 +331,7 @@ class RayWorkerGroup:
         if gone:
             names = ", ".join(f"rank {record.rank} on {record.address} (pid {record.pid})" for record in gone)
             raise WorkerLostError(
-                f"{self.name_prefix}: the worker of {names} is gone. Fix: see its log; build the group again",
+                f"{self.name_prefix}: the worker of {names} is gone. Fix: build the group again{last_words(gone[0].node_id, gone[0].pid)}",
                 ranks=tuple(record.rank for record in gone),
                 node_idx=sorted({record.node_idx for record in gone}),
                 node=sorted({record.address for record in gone}),

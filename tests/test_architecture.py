@@ -55,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"autoscaler", "placement", "port_keeper", "virtual_cluster"},
     "workers": {
         *("actors", "bring_up", "bundle_choice", "profiles", "target_check", "target_import"),
-        *("worker_boot", "worker_group", "worker_setup"),
+        *("worker_boot", "worker_group", "worker_logs", "worker_setup"),
     },
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from uv_project import find_uv, make_project
 
 import rl_cluster
 from rl_cluster.errors import PythonEnvError
-from rl_cluster.python_build import build_on_nodes
+from rl_cluster.python_build import build_each, build_on_nodes
 from rl_cluster.python_env import PythonPlan, resolve_python
 from rl_cluster.schema import PythonSpec
 
@@ -170,6 +174,60 @@ def test_an_error_on_a_node_arrives_as_itself(ground: Path, nodes: list[str], ex
     assert str(caught.value).startswith(f"python.executable on node {nodes[1][:12]} (")
     assert rule in str(caught.value)
     assert caught.value.facts["output"]
+
+
+@pytest.fixture
+def by_value() -> Iterator[None]:
+    """Nodes can't import this module."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.usefixtures("by_value")
+def test_where_all_nodes_fail_one_is_told_and_ray_says_nothing(
+    ground: Path, nodes: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No traceback of Ray's for the others' failures, which nobody waits for."""
+
+    def fail_here(plan: PythonPlan, *, node: str) -> None:
+        (tmp_path / node[:12]).touch()
+        raise PythonEnvError("no")
+
+    with closing(build_each(plan_of(ground), nodes, build=fail_here)) as outcomes:
+        assert str(next(outcomes)[1]) == "no"
+        wait_for(lambda: len(list(tmp_path.iterdir())) == len(nodes))
+    gc.collect()
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "Traceback" not in said
+    assert "Unhandled" not in said
+
+
+@pytest.mark.usefixtures("by_value")
+def test_a_builder_that_is_killed_does_not_pass_for_a_dead_node(ground: Path, nodes: list[str]) -> None:
+    """The node lives, and only its process is gone."""
+    plan = plan_of(ground)
+    with pytest.raises(PythonEnvError) as caught, closing(build_each(plan, nodes[1:], build=die_here)) as outcomes:
+        raise next(outcomes)[1]
+    assert str(caught.value).startswith(f"python.executable on node {nodes[1][:12]} (")
+    assert "the process that works there must live, got Worker unexpectedly exits" in str(caught.value)
+    assert "Fix: look whether it ran out of memory (dmesg on that node), and try again" in str(caught.value)
+
+
+def die_here(plan: PythonPlan, *, node: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_error_of_a_node_names_the_key_of_the_role(ground: Path, nodes: list[str]) -> None:
+    """Wherever the node says python.something of its own."""
+    spec = PythonSpec(executable="BASE", project_dir=str(ground / "nowhere"))
+    with pytest.raises(PythonEnvError) as caught:
+        build_on_nodes(resolve_python(spec, where="generation.python"), nodes[:1])
+    assert str(caught.value).startswith(f"generation.python.project_dir on node {nodes[0][:12]} (")
+    assert "Fix: give generation.python.project_dir a folder" in str(caught.value)
+    assert not re.search(r"(?<!generation\.)python\.(executable|project_dir)", str(caught.value))
 
 
 def test_a_node_that_is_not_there_is_named(ground: Path, nodes: list[str]) -> None:

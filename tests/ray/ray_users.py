@@ -80,6 +80,7 @@ class Fails:
         if how == "raise":
             raise ValueError("the weights\nare missing")
         if how == "die":
+            print("the weights are", "x" * 10_000, "https://me:planted-secret@index.invalid", file=sys.stderr, flush=True)
             os._exit(7)
         if how == "exit":
             sys.exit("bye")
@@ -92,6 +93,7 @@ class Group:
     def die(self, rank: int) -> None:
         """One rank's process ends; the others wait for ever."""
         if int(os.environ["RANK"]) == rank:
+            print("I have had enough", file=sys.stderr, flush=True)
             os._exit(9)
         time.sleep(600)
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ray_users import Async, Fails, Given, Group, Grouped, Opinionated, OwnActor
 
 from rl_cluster import _setup_worker
 from rl_cluster.builders import build_binding, build_bindings, build_cluster, build_placement_groups, build_worker_group
-from rl_cluster.errors import BindingError, ConfigError, WorkerError, WorkerLostError, WorkerStartError
+from rl_cluster.errors import BindingError, ConfigError, PythonEnvError, WorkerError, WorkerLostError, WorkerStartError
 from rl_cluster.session import RaySession
 from rl_cluster.virtual_cluster import RayVirtualCluster, _get_node_ip_and_free_port
 from rl_cluster.worker_group import RayWorkerBuilder, RayWorkerGroup
@@ -332,21 +333,26 @@ def test_a_placement_group_that_somebody_has_removed_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("how", "cause", "log"),
     [
-        pytest.param("raise", "ValueError: the weights", id="raises"),
+        pytest.param("raise", "ValueError: the weights", "", id="raises"),
         pytest.param(
             "die",
-            "its process ended: Worker unexpectedly exits with a connection error code 2. End of file (see its log)",
+            "its process ended: Worker unexpectedly exits with a connection error code 2. End of file",
+            r"\nLast lines of /\S+/worker-\S+\.err:\n(.*\n)*the weights are x+ \.\.\.",
             id="ends its process",
         ),
         pytest.param(
-            "exit", "its process ended: Worker exits unexpectedly. Worker exits with an exit code bye (see its log)", id="calls sys.exit"
+            "exit",
+            "its process ended: Worker exits unexpectedly. Worker exits with an exit code bye",
+            r"\n(Last lines of|Nothing was written to) /\S+/worker-\S+\.err(.*\n?)*",
+            id="calls sys.exit",
         ),
     ],
 )
-def test_a_worker_that_fails_in_init(how: str, cause: str) -> None:
-    """Rank, node and the real cause within the start's time, and nothing stays; then the same bundles serve another group."""
+def test_a_worker_that_fails_in_init(how: str, cause: str, log: str) -> None:
+    """Rank, node and the real cause within the start's time, with the end of its log, which may be gone soon; and nothing stays. Then the
+    same bundles serve another group."""
     with build_cluster({**TWO, "bundle_ct_per_node_list": [1, 2]}) as cluster:
         with pytest.raises(WorkerStartError) as caught:
             build_worker_group(cluster, Fails, kwargs={"how": how, "rank": 1})
@@ -354,11 +360,37 @@ def test_a_worker_that_fails_in_init(how: str, cause: str) -> None:
         assert caught.value.node.startswith("127.0.0.3 ")
         assert caught.value.cause_text == cause
         assert str(caught.value).startswith("worker worker-1-0 (rank 1, bundle 0 of logical node 1) on 127.0.0.3 (node id ")
-        assert "\n" not in str(caught.value)
+        assert re.fullmatch(rf".* failed in __init__: {re.escape(cause)}{log}", str(caught.value))
+        assert "planted-secret" not in str(caught.value)
         assert within(20, lambda: living_actors() or None, until_none=True) is None
         if how == "die":
             with build_worker_group(cluster, Group) as group:
                 assert group.run_all("echo", 1) == [1, 1, 1]
+
+
+def test_a_python_that_dies_of_its_variables_is_told_before_any_worker() -> None:
+    """What must be there before the process is tried with it: Ray would start such a worker again and again."""
+    with build_cluster(ONE) as cluster, pytest.raises(PythonEnvError) as caught:
+        build_worker_group(cluster, Seen, env={"set": {"PYTHONHOME": "/nonexistent"}})
+    assert "127.0.0.2" in caught.value.node
+    assert "it must import ray and rl_cluster, got " in str(caught.value)
+    assert "(command: env PYTHONHOME=/nonexistent " in str(caught.value)
+    assert "No module named 'encodings'" in caught.value.facts["output"]
+
+
+@pytest.mark.slow
+def test_a_worker_whose_python_never_starts_is_told_with_what_it_wrote(tmp_path: Path) -> None:
+    """One that passes the check and dies then: at the end of the time the error has what it wrote."""
+    wrapper = tmp_path / "python-wrapper"
+    wrapper.write_text(f'#!/bin/sh\ncase "$1" in */_ask_python.py) exec {sys.executable} "$@";; esac\necho "not for $1" >&2\nexit 7\n')
+    wrapper.chmod(0o755)
+    with build_cluster(ONE) as cluster, pytest.raises(WorkerStartError) as caught:
+        build_worker_group(cluster, Seen, python={"executable": str(wrapper)}, start_timeout_s=6)
+    assert re.search(
+        r"failed in its start: no answer within 6 s \(and so 1 of 1 workers\)\. Fix: raise worker\.start_timeout_s\n"
+        r"Last lines of /\S+/raylet\S*\.err:\n(.*\n)*not for /\S+/default_worker\.py",
+        str(caught.value),
+    )
 
 
 @pytest.mark.slow
@@ -408,6 +440,7 @@ def test_a_lost_worker_ends_the_call() -> None:
             group.run_all("die", 1)
         assert (caught.value.ranks, caught.value.node_idx, caught.value.node) == ((1,), [1], ["127.0.0.3"])
         assert str(pids[1]) in str(caught.value)
+        assert re.search(rf"Fix: build the group again\nLast lines of /\S+-{pids[1]}\.err:\n(.*\n)*I have had enough$", str(caught.value))
         with pytest.raises(WorkerLostError):
             group.run_rank(1, "echo")
     assert within(20, lambda: not any(runs(pid) for pid in pids))
