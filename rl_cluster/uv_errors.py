@@ -6,6 +6,7 @@ The texts are those of uv 0.13; one that isn't known gives a general answer, and
 from __future__ import annotations
 
 import re
+import shlex
 
 from rl_cluster.python_env import PythonPlan
 
@@ -42,14 +43,20 @@ _KNOWN = (
         "check the network of the node, or fill uv's cache there and add --offline",
     ),
     (r"No interpreter found|No Python", "the Python that is asked for must be there", "leave --python out, or install it on every node"),
+    (
+        r"signal: 9|Killed signal terminated|SIGKILL|MemoryError",
+        "the node must have the memory to build its packages",
+        "take fewer compilers at once (MAX_JOBS), or build on a larger node",
+    ),
     (r"Failed to build|Call to `.*build", "its packages must build", "build it by hand on that node: {command}"),
 )
 
 
 def explain(output: str, plan: PythonPlan) -> tuple[str, str]:
     """``(rule, fix)`` for the output of a command that failed."""
+    command = shlex.join(plan.command)
     for pattern, rule, fix in _KNOWN:
         found = re.search(pattern, output)
         if found:
-            return rule.format(*found.groups()), fix.format(project=plan.project_dir, command=" ".join(plan.command))
-    return "the environment must build", f"try it by hand on that node: {' '.join(plan.command)}"
+            return rule.format(*found.groups()), fix.format(project=plan.project_dir, command=command)
+    return "the environment must build", f"try it by hand on that node: {command}"

@@ -17,6 +17,7 @@ import sys
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def _boot(token: str, env: Mapping[str, str], binder: Binder | None) -> None:
     task = context.get_task_function_name() if context.worker.mode == ray.WORKER_MODE else None
     if task is None or token not in task or not task.endswith(".__init__"):
         return
+    from rl_cluster.uv_store import hold_environment
+
+    hold_environment(Path(sys.prefix))  # where this Python is one that was built: nobody prunes it under its workers
     os.environ.update(environment_of(sys.prefix, os.environ))
     os.environ.update(env)
     if binder is not None:

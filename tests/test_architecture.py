@@ -44,7 +44,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "process": {
         *("node_work", "nsight", "ports", "records", "worker_env"),
-        *("python_build", "python_check", "python_env", "python_prefetch", "uv_build", "uv_errors", "uv_key", "uv_request", "uv_store"),
+        *("python_build", "python_check", "python_env", "python_prefetch", "uv_build", "uv_errors", "uv_key"),
+        *("uv_local", "uv_request", "uv_step", "uv_store"),
     },
     "views": {
         *("checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "svg_shapes"),

@@ -17,7 +17,7 @@ import pytest
 from uv_project import builds_of, find_uv, lock, make_project
 
 import rl_cluster
-from rl_cluster import uv_build
+from rl_cluster import uv_build, uv_store
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.python_env import PythonPlan, resolve_python
 from rl_cluster.schema import PythonSpec
@@ -160,6 +160,32 @@ def test_another_lock_gives_another_environment(tmp_path: Path, project: Path) -
     assert ask(before, "import standin") == "ModuleNotFoundError: No module named 'standin'"
 
 
+def _change(package: Path, old: str, new: str) -> None:
+    """Another content in the wheel of a local package; nothing of it lies in the files that uv looks at."""
+    backend = package / "backend.py"
+    assert old in backend.read_text()
+    backend.write_text(backend.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("uv run --locked --extra vllm", id="dependency"),
+        pytest.param("uv run --locked --extra vllm --offline", id="offline"),
+        pytest.param("uv run --extra vllm", id="not-locked"),
+        pytest.param("uv run --locked --with ../standin", id="with"),
+    ],
+)
+def test_the_environment_of_a_changed_local_package_holds_the_change(tmp_path: Path, project: Path, line: str) -> None:
+    """uv's cache has a wheel of the package as it was before; the environment of the new content must not get that one."""
+    before = ensure_environment(plan_of(project, line), venv_dir=tmp_path / "envs")
+    _change(tmp_path / "standin", "NAME = 'standin'", "NAME = 'changed'")
+    after = ensure_environment(plan_of(project, line), venv_dir=tmp_path / "envs")
+    assert before != after
+    assert ask(before, "import standin; print(standin.NAME)") == "standin"
+    assert ask(after, "import standin; print(standin.NAME)") == "changed"
+
+
 def processes_naming(path: Path) -> list[str]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -233,7 +259,7 @@ def test_a_waiter_says_for_whom_it_waits_and_gives_up_at_its_deadline(
     assert lines[0].startswith("node node-7: waits for the Python environment demo-")
     assert f"(built by process {builder.pid} on " in lines[0]
     assert str(caught.value).startswith(
-        "python.executable on node node-7: it must be ready within 0.5 s, got no end of the wait for built by"
+        "python.executable on node node-7: it must be ready within 0.5 s, got one that is still being built by process "
     )
     assert "Fix: raise python.build_timeout_s, or end that builder" in str(caught.value)
     assert builder.poll() is None
@@ -322,9 +348,7 @@ def _require_another_python(project: Path) -> None:
             "widen requires-python of {project}",
             id="other-python",
         ),
-        pytest.param(
-            "BASE", shutil.rmtree, "python.project_dir must be a uv project on every node", "give python.project_dir a", id="no-project"
-        ),
+        pytest.param("BASE", shutil.rmtree, "must be a uv project on every node", "give python.project_dir a", id="no-project"),
         pytest.param("/nowhere/uv run --locked", None, "uv must be installed, got no program '/nowhere/uv'", "pip install uv", id="no-uv"),
     ],
 )
@@ -337,7 +361,8 @@ def test_what_can_go_wrong_with_a_project_is_one_clear_error(
     with pytest.raises(PythonEnvError) as caught:
         ensure_environment(plan_of(project, executable), venv_dir=tmp_path / "envs", node="node-7")
     text = str(caught.value)
-    assert text.startswith("python.executable on node node-7: " + rule.format(project=project))
+    where = "python.project_dir" if change is shutil.rmtree else "python.executable"
+    assert text.startswith(f"{where} on node node-7: " + rule.format(project=project))
     assert f"Fix: {fix.format(project=project)}" in text
     assert "planted-secret" not in text
     assert caught.value.facts["node"] == "node-7"
@@ -379,11 +404,114 @@ def test_an_environment_that_does_not_suit_the_cluster_is_refused(tmp_path: Path
     assert [path for path in (tmp_path / "envs").iterdir() if path.is_dir()] == []
 
 
-def test_a_venv_dir_that_is_no_folder_is_one_clear_error(tmp_path: Path, project: Path) -> None:
-    """A file in the place of the folder is named, with the reason of the system."""
-    (tmp_path / "envs").touch()
-    with pytest.raises(PythonEnvError, match=r"envs.*File exists.*Fix: "):
+@pytest.mark.parametrize(
+    ("venv_dir", "reason"),
+    [
+        pytest.param("{tmp}/file", "[Errno 17] File exists: '{tmp}/file'", id="a-file"),
+        pytest.param("{tmp}/file/x", "[Errno 20] Not a directory: '{tmp}/file/x'", id="below-a-file"),
+        pytest.param("/dev/null/x", "[Errno 20] Not a directory: '/dev/null/x'", id="below-a-device"),
+        pytest.param("/proc/x", "[Errno 2] No such file or directory: '/proc/x'", id="not-on-a-disk"),
+    ],
+)
+def test_a_venv_dir_that_is_no_folder_is_one_clear_error(tmp_path: Path, project: Path, venv_dir: str, reason: str) -> None:
+    """The key is named, with the folder, the reason of the system, and what helps."""
+    (tmp_path / "file").touch()
+    with pytest.raises(PythonEnvError) as caught:
+        ensure_environment(plan_of(project), venv_dir=venv_dir.format(tmp=tmp_path), node="node-7")
+    text = str(caught.value)
+    assert text.startswith(
+        f"python.venv_dir on node node-7: must be a folder that can be written, got {reason.format(tmp=tmp_path)} (command"
+    )
+    assert text.endswith("Fix: remove what is in the way, or give python.venv_dir another folder of yours")
+
+
+@pytest.mark.parametrize("kind", ["lock", "log"])
+def test_a_folder_in_the_place_of_a_lock_is_one_clear_error(tmp_path: Path, project: Path, kind: str) -> None:
+    """What lies in the way is named."""
+    python = ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
+    shutil.rmtree(python.parent.parent)
+    in_the_way = python.parent.parent.with_name(f"{python.parent.parent.name}.{kind}")
+    in_the_way.unlink()
+    in_the_way.mkdir()
+    with pytest.raises(
+        PythonEnvError, match=r"python\.venv_dir on node .* got \[Errno 21\] Is a directory: .*\.l.* Fix: remove what is in"
+    ):
         ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
+
+
+def test_a_file_in_the_place_of_an_environment_is_taken_away(tmp_path: Path, project: Path) -> None:
+    """It counts as a damaged environment."""
+    python = ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
+    shutil.rmtree(python.parent.parent)
+    python.parent.parent.touch()
+    assert ensure_environment(plan_of(project), venv_dir=tmp_path / "envs") == python
+    assert not list((tmp_path / "envs").glob(".trash-*"))
+
+
+def test_a_builder_removes_what_an_ended_remover_left(tmp_path: Path, project: Path) -> None:
+    """Whichever environment it was."""
+    python = ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
+    environment = python.parent.parent
+    environment.rename(environment.with_name(f".trash-{environment.name}-01234567"))
+    (tmp_path / "envs" / ".trash-other-0123456789abcdef-01234567").mkdir()
+    ensure_environment(plan_of(project, "VLLM"), venv_dir=tmp_path / "envs")
+    assert not list((tmp_path / "envs").glob(".trash-*"))
+
+
+def test_the_log_of_a_build_holds_no_login_and_is_the_users_own(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others can read the folder of environments; what uv writes may name an index with its login."""
+    _break(project)
+    monkeypatch.setenv("UV_INDEX_OURS_PASSWORD", "planted-password")
+    _change(tmp_path / "ground", "this package does not build", "planted-password does not build")
+    with pytest.raises(PythonEnvError):
+        ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
+    (log,) = (tmp_path / "envs").glob("*.log")
+    assert "https://***@index.invalid/simple" in log.read_text()
+    assert "planted" not in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_of_a_failed_build_can_be_pasted(tmp_path: Path, project: Path) -> None:
+    """In a shell, from any folder, it does what the builder did."""
+    _break(project)
+    envs = tmp_path / "the envs"
+    with pytest.raises(PythonEnvError) as caught:
+        ensure_environment(plan_of(project), venv_dir=envs)
+    (tmp_path / "ground.broken").unlink()
+    subprocess.run(["sh", "-c", caught.value.facts["command"]], cwd="/", check=True, capture_output=True, timeout=WAIT_S)
+    (made,) = (path for path in envs.iterdir() if path.is_dir())
+    assert ask(made / "bin" / "python", "import ground_module; print('there')") == "there"
+    assert not (project / ".venv").exists()
+
+
+def test_a_uv_that_is_killed_is_told_as_such(tmp_path: Path, start_builder: Callable[..., subprocess.Popen[str]]) -> None:
+    """The signal is named, and what sends it most."""
+    (tmp_path / "ground.gate").touch()
+    builder = start_builder()
+    wait_for(lambda: builds_of(tmp_path, "ground"))
+    (uv,) = psutil.Process(builder.pid).children()
+    uv.kill()
+    out, _ = builder.communicate(timeout=WAIT_S)
+    assert "nothing must end the build, got uv sync was killed by signal 9 (SIGKILL) (command: env -C " in out
+    assert "Fix: look whether the node ran out of memory (dmesg), then start again" in out
+
+
+def test_an_environment_that_is_taken_away_at_the_last_moment_is_built_again(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at its files and the hold on it a prune may have been quicker."""
+    python = ensure_environment(plan_of(project), venv_dir=tmp_path / "envs")
+    look = uv_build.is_whole
+
+    def then_prune(folder: Path) -> bool:
+        monkeypatch.setattr(uv_build, "is_whole", look)
+        answer = look(folder)
+        uv_store.remove_environment(folder)
+        return answer
+
+    monkeypatch.setattr(uv_build, "is_whole", then_prune)
+    assert ensure_environment(plan_of(project), venv_dir=tmp_path / "envs") == python
+    assert ask(python, "import ground_module; print('there')") == "there"
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, project: Path) -> None:
