@@ -67,7 +67,7 @@ class PrefetchRun(Run):
         if self.state.recipe is not None:
             from rl_cluster.recipe import open_recipe_ray
 
-            return open_recipe_ray(self.state.recipe, inventory=self.spec.inventory)
+            return open_recipe_ray(self.state.recipe, inventory=self.spec.inventory, warn=lambda notes: self.state.warn(notes, self.screen))
         from rl_cluster import session
         from rl_cluster.python_env import disable_rays_uv_hook
 

@@ -167,12 +167,15 @@ def _target_problems(role: RoleSpec) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_recipe_ray(recipe: RecipeSpec, *, inventory: str | None = None) -> Iterator[RaySession]:
+def open_recipe_ray(
+    recipe: RecipeSpec, *, inventory: str | None = None, warn: Callable[[Sequence[str]], object] | None = None
+) -> Iterator[RaySession]:
     """Connect to the Ray that the recipe's ``ray`` node means (default: the one in reach, else a local one); one that is connected is used.
 
     Args:
         recipe: What is to run on it.
         inventory: For a simulated one: a file that describes its machines.
+        warn: Gets what of the file is not started, a sentence each.
 
     Yields:
         The session, to be handed to :func:`build_recipe`.
@@ -182,5 +185,7 @@ def open_recipe_ray(recipe: RecipeSpec, *, inventory: str | None = None) -> Iter
     if not ray.is_initialized():
         disable_rays_uv_hook()
         simulated = nodes_to_simulate(recipe, inventory) if spec.kind == "simulated" else None
+    if simulated is not None and warn is not None:
+        warn(simulated.notes)
     with session.open_ray(spec, simulated=simulated) as opened:
         yield opened

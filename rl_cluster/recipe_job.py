@@ -97,7 +97,12 @@ class RecipeRun(Run):
         with ExitStack() as held:
             held.callback(interrupts.ending)
             screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
-            ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=self.spec.inventory), self.modules_in)
+            ray_session = connect(
+                held,
+                interrupts,
+                lambda: open_recipe_ray(recipe, inventory=self.spec.inventory, warn=lambda notes: state.warn(notes, screen)),
+                self.modules_in,
+            )
             state.connected(ray_session)
             state.mark("ray")
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
@@ -19,6 +19,7 @@ from rl_cluster.screen import CLOSED, Screen, ready_streams, say, unshown_error
 
 if TYPE_CHECKING:
     from rl_cluster.recipe import Recipe
+    from rl_cluster.session import RaySession
 
 __all__ = ["run_recipe"]
 
@@ -86,7 +87,11 @@ def _prefetch(
     from rl_cluster.table import render_prefetched_verdict
 
     state = PrefetchState(simulated=(recipe.ray or RaySpec()).kind == "simulated")
-    prefetch_all(wanted_by(recipe), lambda: open_recipe_ray(recipe, inventory=inventory), state, screen, interrupts, modules_in=modules_in)
+
+    def open_ray() -> contextlib.AbstractContextManager[RaySession]:
+        return open_recipe_ray(recipe, inventory=inventory, warn=lambda notes: state.warn(notes, screen))
+
+    prefetch_all(wanted_by(recipe), open_ray, state, screen, interrupts, modules_in=modules_in)
     screen.show(render_prefetched_verdict(state.rows, simulated=state.simulated))
 
 
@@ -107,13 +112,18 @@ def _up(
     check_recipe(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=inventory), modules_in)
+        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=inventory, warn=_warn), modules_in)
         built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)
     if isinstance(answer, bool) or not isinstance(answer, int):
         return RlClusterError.exit_code if answer is False else EXIT_OK
     return answer
+
+
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        say(f"warning: {note}")
 
 
 def _mode(config: object, mode: str | None, inventory: str | None) -> tuple[str, str | None]:

@@ -168,7 +168,7 @@ def test_run_py_brings_a_recipe_up_and_checks_every_role(cluster_address: str, t
 def test_run_py_rehearses_a_recipe_on_the_machines_of_a_file(tmp_path: Path) -> None:
     """Plan and rehearsal read the file alike: the machine that is left out by its name is left out in both."""
     (tmp_path / "recipe.yaml").write_text(TO_RUN.replace("cluster: {", "cluster: {exclude_nodes: [tired], ", 1), encoding="utf-8")
-    nodes = [f"  - {{hostname: {name}, resources: {{GPU: 4, CPU: 16}}}}\n" for name in ("tired", "fresh", "new")]
+    nodes = [f"  - {{hostname: {name}, resources: {{GPU: 4, CPU: 16}}, free: {{CPU: 15}}}}\n" for name in ("tired", "fresh", "new")]
     (tmp_path / "machines.yaml").write_text("nodes:\n" + "".join(nodes), encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if not name.startswith("HYDRA_")}
     env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [env.get("PYTHONPATH")])])
@@ -178,7 +178,9 @@ def test_run_py_rehearses_a_recipe_on_the_machines_of_a_file(tmp_path: Path) -> 
         command = [sys.executable, str(RUN_PY), *words]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        layout = json.loads((tmp_path / mode / "report.json").read_text(encoding="utf-8"))["layouts"]["actor"]
+        report = json.loads((tmp_path / mode / "report.json").read_text(encoding="utf-8"))
+        assert any("held in file" in warning for warning in report["warnings"]) == (mode == "up")
+        layout = report["layouts"]["actor"]
         hosts = {node["node_id"]: node["hostname"] for node in layout["nodes"]}
         used[mode] = [hosts[bundle["node_id"]] for bundle in layout["bundles"]]
     assert used["plan"] == used["up"]
