@@ -43,7 +43,7 @@ class PythonPlan:
         command: The whole command line; of a uv environment, the ``uv run`` that would give the same packages.
         project_dir: Absolute folder of the uv project, on every node; None unless ``kind`` is ``uv``.
         uv: What the environment is made of; None unless ``kind`` is ``uv``.
-        venv_dir: Folder in which environments are built; None means the default of each node.
+        venv_dir: Folder in which environments are built, from the spec or this process's $NEMO_RL_VENV_DIR; None means each node's default.
         build_timeout_s: Seconds that building one environment may take, waiting for another builder included.
         where: Path of the keys that it comes from, for messages (``policy.python``).
     """
@@ -113,13 +113,14 @@ def resolve_python(spec: PythonSpec, *, cwd: str | None = None, where: str = "py
             "Fix: leave one of them out"
         )
     project = _absolute(spec.project_dir or request.directory or ".", here)
+    venv_dir = spec.venv_dir or os.environ.get("NEMO_RL_VENV_DIR")  # the driver's counts on all nodes
     return PythonPlan(
         kind="uv",
         requested=requested,
         command=(*request.uv_run_args, "--directory", project),
         project_dir=project,
         uv=request,
-        venv_dir=_absolute(spec.venv_dir, here) if spec.venv_dir else None,
+        venv_dir=_absolute(venv_dir, here) if venv_dir else None,
         build_timeout_s=spec.build_timeout_s,
         where=where,
     )

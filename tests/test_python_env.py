@@ -189,3 +189,20 @@ def test_rays_uv_hook_is_off_unless_the_user_wants_it(
     assert disable_rays_uv_hook(environ) is answer
     assert environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == variable
     assert constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV is constant
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "folder"),
+    [
+        pytest.param(None, "", None, id="default-of-each-node"),
+        pytest.param(None, "/shared/envs", "/shared/envs", id="variable"),
+        pytest.param(None, "envs", "/here/envs", id="relative-variable"),
+        pytest.param("mine", "/shared/envs", "/here/mine", id="the-key-wins"),
+    ],
+)
+def test_the_drivers_folder_of_environments_counts_on_all_nodes(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str, folder: str | None
+) -> None:
+    """NEMO_RL_VENV_DIR is read where the user sets it, which need not be where Ray was started."""
+    monkeypatch.setenv("NEMO_RL_VENV_DIR", variable)
+    assert resolve_python(PythonSpec(executable="BASE", venv_dir=given), cwd="/here").venv_dir == folder

@@ -16,6 +16,7 @@ from uv_project import builds_of, find_uv, make_project
 import rl_cluster
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.errors import PythonEnvError
+from rl_cluster.python_env_cli import DAY_S, list_environments, prune_environments
 from rl_cluster.uv_store import MARKER
 from rl_cluster.virtual_cluster import RayVirtualCluster
 
@@ -113,8 +114,12 @@ def test_base_and_vllm_groups_share_bundles_and_talk_to_each_other(ground: Path,
         assert base.run_rank(0, "ask", other=vllm.workers[3], timeout_s=60) == f"{environments[1]}/bin/python"
         assert vllm.run_rank(3, "ask", other=base.workers[0], timeout_s=60) == f"{environments[0]}/bin/python"
         assert len({record.pid for group in (base, vllm) for record in group.records}) == 8
+        seen = {record.path: set(record.users) for record in list_environments(ground / "envs")}
+        for group, root in ((base, environments[0]), (vllm, environments[1])):
+            assert {record.pid for record in group.records} <= seen[str(root)]
+        assert prune_environments(ground / "envs", unused_s=0, now=time.time() + DAY_S) == []
         assert [(a.node_id, a.gpu_ids) for a in base.records] == [(b.node_id, b.gpu_ids) for b in vllm.records]
-    assert builds_of(ground, "ground") == 1
+    assert builds_of(ground, "ground") == 2  # once for each environment, not for each worker or node
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_nod
         assert [row.state for row in prefetch_python(base, spec)] == ["ready", "ready"]
     assert sorted(str(row.folder)[: len(str(blocked))] for row in rows) == [f"{ground}/cache-1", f"{ground}/cache-2"]
     assert {actor["ActorClassName"] for actor in actors().values()} == {"_NodeHand"}
-    assert builds_of(ground, "ground") == 1  # uv's cache is shared
+    assert builds_of(ground, "ground") == 2  # once for each folder of environments
     assert os.path.exists(f"{rows[0].folder}/bin/python")
 
 
