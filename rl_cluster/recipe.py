@@ -11,11 +11,12 @@ from attrs import frozen
 
 from rl_cluster import session
 from rl_cluster.builders import build_clusters, build_worker_group, numa_on
-from rl_cluster.errors import ConfigError, ResourceInsufficientError
+from rl_cluster.errors import ConfigError, PythonEnvError, ResourceInsufficientError
 from rl_cluster.grid import render_grid
 from rl_cluster.layout import Shortfall, error_at
 from rl_cluster.picture import Picture
 from rl_cluster.plan import close_spec
+from rl_cluster.python_build import named
 from rl_cluster.python_env import disable_rays_uv_hook
 from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_seats, seat_roles
 from rl_cluster.recipe_preview import nodes_to_simulate
@@ -115,22 +116,25 @@ def build_recipe(
             role = recipe.roles[name]
             if role.worker is None:
                 continue
-            groups[name] = held.enter_context(
-                build_worker_group(
-                    owned[role.owner],
-                    worker_target(role.worker),
-                    name=role.group_name,
-                    kwargs=role.worker.kwargs,
-                    bundle_indices_list=None if seats.is_whole else seats.bundle_indices_list,
-                    numa=None if role.numa is None else numa_on(role.numa, ray_session),
-                    python=role.python,
-                    env=role.env,
-                    nsight=role.worker.nsight,
-                    nsight_workers=role.worker.nsight_workers,
-                    nsight_dir=nsight_dir,
-                    start_timeout_s=role.worker.start_timeout_s,
+            try:
+                groups[name] = held.enter_context(
+                    build_worker_group(
+                        owned[role.owner],
+                        worker_target(role.worker),
+                        name=role.group_name,
+                        kwargs=role.worker.kwargs,
+                        bundle_indices_list=None if seats.is_whole else seats.bundle_indices_list,
+                        numa=None if role.numa is None else numa_on(role.numa, ray_session),
+                        python=role.python,
+                        env=role.env,
+                        nsight=role.worker.nsight,
+                        nsight_workers=role.worker.nsight_workers,
+                        nsight_dir=nsight_dir,
+                        start_timeout_s=role.worker.start_timeout_s,
+                    )
                 )
-            )
+            except PythonEnvError as error:
+                raise named(error, f"{role.path}.python") from error
             say(f"{name}: {len(seats.bundles)} of {len(seats.bundles)} workers up")
         clusters = {name: owned[role.owner] for name, role in recipe.roles.items()}
         yield Recipe(spec=recipe, plan=plan, clusters=clusters, groups=groups, ray=ray_session)

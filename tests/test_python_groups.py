@@ -15,7 +15,7 @@ from uv_project import builds_of, find_uv, make_project
 
 import rl_cluster
 from rl_cluster.builders import build_cluster, build_worker_group
-from rl_cluster.errors import PythonEnvError
+from rl_cluster.errors import PythonEnvError, WorkerStartError
 from rl_cluster.python_env_cli import DAY_S, list_environments, prune_environments
 from rl_cluster.uv_store import MARKER
 from rl_cluster.virtual_cluster import RayVirtualCluster
@@ -23,9 +23,10 @@ from rl_cluster.virtual_cluster import RayVirtualCluster
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")]
 
 PEER = """
-import os, sys
+import os, shutil, sys
 import ray
 
+PYTHON_AT_IMPORT = shutil.which("python")
 SEEN_AT_IMPORT = os.environ.get("HF_TOKEN")
 
 class Peer:
@@ -36,7 +37,7 @@ class Peer:
         except ImportError as error:
             found = str(error)
         names = "RANK WORLD_SIZE VIRTUAL_ENV UV_PROJECT_ENVIRONMENT PYTHONPATH OMP_NUM_THREADS".split()
-        return sys.executable, found, {name: os.environ.get(name) for name in names}
+        return sys.executable, found, {name: os.environ.get(name) for name in names} | {"python": PYTHON_AT_IMPORT}
 
     def ask(self, other):
         return ray.get(other.who.remote())[0]
@@ -107,6 +108,7 @@ def test_base_and_vllm_groups_share_bundles_and_talk_to_each_other(ground: Path,
                 "UV_PROJECT_ENVIRONMENT": str(root),
                 "PYTHONPATH": "",
                 "OMP_NUM_THREADS": "1",
+                "python": f"{root}/bin/python",
             }
             assert group.run_all("who", timeout_s=60) == [
                 (f"{root}/bin/python", found, {"RANK": str(rank), **expected}) for rank in range(group.world_size)
@@ -137,6 +139,32 @@ def test_a_python_that_can_not_be_made_creates_no_worker_and_leaves_no_build(gro
     with build_worker_group(placed, "ground_module.Peer", python=python_of(ground, "BASE")) as group:
         assert group.world_size == 4
         assert workers() == before + 4
+
+
+@pytest.mark.slow
+def test_a_path_of_the_users_stays_as_it_is(ground: Path, placed: RayVirtualCluster) -> None:
+    """The environment's programs come first only where ``env.set`` says no PATH."""
+    env = {"set": {"PATH": "/usr/bin:/bin"}}
+    with build_worker_group(placed, "ground_module.Peer", python=python_of(ground, "BASE"), env=env) as group:
+        assert {found[2]["python"] for found in group.run_all("who", timeout_s=60)} <= {None, "/usr/bin/python", "/bin/python"}
+
+
+@pytest.mark.slow
+def test_a_module_that_only_the_drivers_path_has(
+    ground: Path, placed: RayVirtualCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's PYTHONPATH is not the environment's: the error says so, and what to write works."""
+    (tmp_path / "look.py").write_text("class Looks:\n    def see(self):\n        return __file__\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(WorkerStartError) as caught:
+        build_worker_group(placed, "look.Looks", python=python_of(ground, "BASE"))
+    assert "ModuleNotFoundError: No module named 'look'" in caught.value.cause_text
+    assert "in a built environment PYTHONPATH is empty: add the module to the project, or write env.set.PYTHONPATH=FOLDER" in str(
+        caught.value
+    )
+    env = {"set": {"PYTHONPATH": str(tmp_path)}}
+    with build_worker_group(placed, "look.Looks", python=python_of(ground, "BASE"), env=env) as group:
+        assert group.run_all("see", timeout_s=60) == [str(tmp_path / "look.py")] * 4
 
 
 class CommandLines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def test_it_builds_and_a_second_call_finds_it_ready(run_py: RunPy, ground: Path)
     second = run_py("python.prefetch=true", "python=base", *python_of(ground))
     assert (second.code, second.last_line) == (0, "PREFETCHED: 1 environment on 1 machine, 0 built, 1 ready already")
     assert [found["folder"] for found in second.report["prefetched"]] == [row["folder"]]
+
+
+@pytest.mark.slow
+def test_a_login_of_the_command_line_stands_nowhere(run_py: RunPy, ground: Path) -> None:
+    """Neither on the screen nor in a file of the run or beside the environment, where it works and where it fails."""
+    python = ("python.executable='uv run --locked --index https://me:planted-login@index.invalid/simple'", *python_of(ground))
+    done = run_py("mode=prefetch", *python)
+    assert (done.code, done.report["prefetched"][0]["python"]) == (0, "uv run --locked --index https://***@index.invalid/simple")
+    (ground / "ground.broken").touch()
+    shutil.rmtree(ground / "envs")
+    shutil.rmtree(ground / "uv-cache")
+    failed = [run_py(mode, *python) for mode in ("mode=prefetch", "mode=up")]
+    assert [(run.code, "its packages must build" in run.err) for run in failed] == [(4, True), (4, True)]
+    for text in (text for run in (done, *failed) for text in (run.out, run.err)):
+        assert "planted-login" not in text
+    written = [path for folder in (run_py.folder, ground / "envs") for path in folder.rglob("*") if path.is_file()]
+    assert {"report.json", "rl_cluster.log"} <= {path.name for path in written}
+    assert [path for path in written if b"planted-login" in path.read_bytes()] == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl_cluster.errors import ConfigError, ResourceInsufficientError, WorkerStartError
+from rl_cluster.errors import ConfigError, PythonEnvError, ResourceInsufficientError, WorkerStartError
 
 pytestmark = pytest.mark.ray
 
@@ -30,6 +30,15 @@ RECIPE: dict[str, Any] = {
         "reference": {"on": {"cluster": "actor", "gpus": [0]}},
     },
 }
+
+
+def test_a_python_that_does_not_run_is_told_with_the_key_of_its_role(connected: None) -> None:
+    """And not with that of ``run.py``."""
+    from rl_cluster import build_recipe
+
+    roles = {**RECIPE["roles"], "reward": {**RECIPE["roles"]["reward"], "python": {"executable": "/bin/false"}}}
+    with pytest.raises(PythonEnvError, match=r"^roles\.reward\.python\.executable on node "), build_recipe({**RECIPE, "roles": roles}):
+        pytest.fail("it came up")
 
 
 def test_clusters_and_groups_come_by_the_names_of_their_roles(connected: None, capsys: pytest.CaptureFixture[str]) -> None:
