@@ -90,7 +90,7 @@ class ClusterRun(Run):
         state.simulated = inventory.simulated
         cluster = close_spec(self.spec.cluster, inventory)
         state.spec = attrs.evolve(self.spec, cluster=cluster)
-        screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
+        screen.tell(f"planning on {inventory.source}: {count_of(len(inventory.living), 'machine')}")
         state.layout = self._layout_or_raise(cluster, inventory, kind=planned_on(state.ray["kind"], asked=self.spec.ray.kind))
         state.mark("planned")
         for warning in state.layout.warnings:
@@ -158,7 +158,7 @@ class ClusterRun(Run):
             cluster_spec = close_spec(spec.cluster, inventory)
             numa = numa_on(spec.numa, ray_session)
             state.spec = attrs.evolve(spec, cluster=cluster_spec, numa=numa)
-            screen.tell(f"placing on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
+            screen.tell(f"placing on {inventory.source}: {count_of(len(inventory.living), 'machine')}")
             try:
                 cluster = held.enter_context(build_cluster(cluster_spec, on_progress=screen.tell))
             except ResourceInsufficientError as error:

@@ -283,7 +283,8 @@ def _binding_notes(statuses: Sequence[str]) -> list[str]:
 
 
 def _unused_note(layouts: Sequence[Layout], used: set[str], machines: Mapping[str, str]) -> list[str]:
-    unused = list(dict.fromkeys(machines[node.node_id] for layout in layouts for node in layout.nodes if node.node_id not in used))
+    living = [node.node_id for layout in layouts for node in layout.nodes if node.state != "dead"]
+    unused = list(dict.fromkeys(machines[node_id] for node_id in living if node_id not in used))
     if not unused:
         return []
     named = ", ".join(unused[:UNUSED_NAMED]) + (f" and {len(unused) - UNUSED_NAMED} more" if len(unused) > UNUSED_NAMED else "")

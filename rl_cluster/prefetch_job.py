@@ -12,6 +12,7 @@ from attrs import Factory, define
 from rl_cluster.errors import EXIT_OK, ResourceInsufficientError
 from rl_cluster.interrupts import Interrupts
 from rl_cluster.job import inventory_to_simulate
+from rl_cluster.naming import count_of
 from rl_cluster.python_prefetch import Prefetched, Requests, plans_to_prefetch, prefetch, requests_on, unfinished
 from rl_cluster.recipe_job import recipe_of
 from rl_cluster.recipe_plan import error_of_role
@@ -113,7 +114,7 @@ def prefetch_all(
         state.simulated = inventory.simulated
         state.requests = requests_on(wanted, inventory)
         nodes = {node.node_id for on in state.requests.values() for node in on}
-        screen.tell(f"building Python environments on {len(nodes)} of {len(inventory.nodes)} machines of {inventory.source}")
+        screen.tell(f"building Python environments on {len(nodes)} of {count_of(len(inventory.living), 'machine')} of {inventory.source}")
 
         def done(row: Prefetched) -> None:
             state.rows.append(row)

@@ -1,7 +1,8 @@
-"""What the keys about worker processes may hold: the interpreter, and the profiler in front of it."""
+"""What the keys about worker processes may hold: the interpreter, the profiler in front of it, and the variables."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from typing import Any
 
@@ -9,6 +10,8 @@ from rl_cluster.rules import RuleBroken, near_word
 
 EXECUTABLES = ("SYSTEM", "BASE", "VLLM")
 NSIGHT_DEFAULT = "default"
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+NO_RANKS = "write none of these: the layout sets the rank variables in every worker"
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
@@ -44,3 +47,9 @@ def names_one(patterns: list[str]) -> None:
     """A list that is not empty."""
     if not patterns:
         raise RuleBroken("must hold a pattern at least", patterns, fix="leave it out: all workers are meant")
+
+
+def forwards_no_rank(pattern: str) -> None:
+    """A name, or a pattern of names, that is none of the rank variables."""
+    if any(fnmatch.fnmatchcase(name, pattern) for name in RANK_VARIABLES):
+        raise RuleBroken(f"must not match a rank variable ({', '.join(RANK_VARIABLES)})", pattern, fix=NO_RANKS)

@@ -14,6 +14,7 @@ from rl_cluster.checks_inside import drift
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ConfigError, ResourceInsufficientError
 from rl_cluster.hold import hold_until_interrupted
 from rl_cluster.interrupts import Interrupts
+from rl_cluster.naming import count_of
 from rl_cluster.picture import Picture
 from rl_cluster.recipe_file import load_recipe
 from rl_cluster.recipe_plan import RecipePlan, build_recipe_picture, check_seats, plan_recipe, shortfall_error
@@ -79,7 +80,7 @@ class RecipeRun(Run):
         state, screen = self.state, self.screen
         inventory = inventory_to_plan_on(recipe, self.spec.inventory)
         state.simulated = inventory.simulated
-        screen.tell(f"planning on {inventory.source}: {len(inventory.nodes)} machine{'s' * (len(inventory.nodes) != 1)}")
+        screen.tell(f"planning on {inventory.source}: {count_of(len(inventory.living), 'machine')}")
         answer = plan_recipe(recipe, inventory)
         state.mark("planned")
         if not isinstance(answer, RecipePlan):

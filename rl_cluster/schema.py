@@ -7,7 +7,6 @@ Frozen attrs classes can't be extended by YAML, frozen ``on_setattr`` can.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from attrs import define, field, setters
 from rl_cluster import rules
 from rl_cluster.errors import ConfigError
 from rl_cluster.label_rules import LABEL_KEY, LABEL_VALUE
-from rl_cluster.process_rules import is_executable, is_nsight, names_one
+from rl_cluster.process_rules import NO_RANKS, RANK_VARIABLES, forwards_no_rank, is_executable, is_nsight, names_one
 from rl_cluster.rules import (
     AtLeast,
     AtMost,
@@ -44,7 +43,6 @@ CPU_WORKERS = ("none", "spread")
 USE_HEAD = ("auto", "always", "never")
 RAY_KINDS = ("auto", "local", "simulated")
 MODES = ("up", "plan", "prefetch")
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 MAX_COUNT = 100_000  # of nodes, of accelerators of one, ...: ten times the largest cluster that is planned for
 MAX_WORLD_SIZE = 1_000_000
@@ -58,7 +56,6 @@ _SECONDS = (MoreThan(0), AtMost(MAX_SECONDS))
 _NOT_EMPTY = Matches(r"(?s).*\S.*", "a text that is not empty")
 _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 _NOT_OURS = MatchesNot(r"__(?!call__)\w*__|_rl_cluster_\w*", "which is called at its own time", "write the name of a method of your own")
-_NO_RANKS = "write none of these: the layout sets the rank variables in every worker"
 
 
 class _Spec:
@@ -197,8 +194,10 @@ class ClusterSpec(_Spec):
             )
             yield "master_port_range_high", broken
         if self.accelerator in self.resources:
-            broken = RuleBroken("must not name the accelerator", self.resources, fix="leave it out: every bundle gets one by use_gpus")
-            yield "resources", broken
+            yield (
+                "resources",
+                RuleBroken("must not name the accelerator", self.resources, fix="leave it out: use_gpus gives each bundle one"),
+            )
         if not self.bundles_open and self.world_size > MAX_WORLD_SIZE:
             where = "num_nodes" if counts is None else "bundle_ct_per_node_list"
             yield where, RuleBroken(f"must make at most {MAX_WORLD_SIZE} bundles in all", self.world_size)
@@ -209,8 +208,7 @@ class ClusterSpec(_Spec):
                 rule = f"must leave each worker {MIN_AMOUNT:g} {name} at least, the least that Ray counts"
                 yield key, RuleBroken(rule, groups if name == self.accelerator else amount)
         if not self.bundle_resources:
-            broken = RuleBroken("must be more than 0 for bundles without a GPU", self.cpus_per_bundle, fix="leave cpus_per_bundle out")
-            yield "cpus_per_bundle", broken
+            yield "cpus_per_bundle", RuleBroken("must be more than 0 for bundles without a GPU", self.cpus_per_bundle, fix="leave it out")
 
     def _across_list(self, counts: list[int]) -> Iterator[tuple[str, RuleBroken]]:
         if not sum(counts):
@@ -324,11 +322,6 @@ class WorkerSpec(_Spec):
     )
 
 
-def _forwards_no_rank(pattern: str) -> None:
-    if any(fnmatch.fnmatchcase(name, pattern) for name in RANK_VARIABLES):
-        raise RuleBroken(f"must not match a rank variable ({', '.join(RANK_VARIABLES)})", pattern, fix=_NO_RANKS)
-
-
 @define(kw_only=True, on_setattr=setters.frozen)
 class EnvSpec(_Spec):
     """What of the driver's environment the workers see."""
@@ -336,13 +329,13 @@ class EnvSpec(_Spec):
     forward: list[str] = field(  # more names (or NAME_* patterns) to forward
         factory=list,
         metadata=keeps(
-            EachItem(Matches(r"[A-Za-z_*?][A-Za-z0-9_*?]*", "a variable's name or a pattern NAME_*")), EachItem(_forwards_no_rank)
+            EachItem(Matches(r"[A-Za-z_*?][A-Za-z0-9_*?]*", "a variable's name or a pattern NAME_*")), EachItem(forwards_no_rank)
         ),
     )
     set: dict[str, str] = field(  # values to set
         factory=dict,
         metadata=keeps(
-            EachKey(Matches(_IDENTIFIER, "a variable's name")), EachKey(NotIn(RANK_VARIABLES, "which the layout itself sets", _NO_RANKS))
+            EachKey(Matches(_IDENTIFIER, "a variable's name")), EachKey(NotIn(RANK_VARIABLES, "which the layout itself sets", NO_RANKS))
         ),
     )
 
@@ -393,6 +386,9 @@ class RunSpec(_Spec):
         if self.hold and self.mode == "prefetch":
             yield "hold", RuleBroken("must be left out with mode prefetch, which places nothing", True)
         if self.inventory is not None and self.mode != "plan" and self.ray.kind != "simulated":
-            yield "inventory", RuleBroken(f"must be left out with mode {self.mode}", self.inventory, fix="write mode=plan, or ray=simulated")
+            fix = "write mode=plan, or ray=simulated"
+            yield "inventory", RuleBroken(f"must be left out with mode {self.mode}", self.inventory, fix=fix)
+        elif self.inventory is not None and self.ray.address is not None:
+            yield "ray.address", RuleBroken("must be left out with an inventory, which says the machines", self.ray.address)
         if self.recipe_overrides and self.recipe is None:
             yield "recipe_overrides", RuleBroken("must be left out without a recipe", self.recipe_overrides, fix="write recipe=FILE")

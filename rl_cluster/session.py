@@ -20,12 +20,13 @@ from attrs import frozen
 
 from rl_cluster import reach
 from rl_cluster.errors import ClusterUnreachableError, ConfigError, RlClusterError
-from rl_cluster.inventory import Inventory, PhysicalNode, snapshot_inventory
+from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.ray_home import ray_home
 from rl_cluster.ray_start import quick_worker_starts
 from rl_cluster.schema import RaySpec
 from rl_cluster.simulate import OWNER_LABEL, SIMULATED_LABEL, SimulatedCluster, simulated_cluster
 from rl_cluster.simulate_shared import SharedSimulation, shared_simulation
+from rl_cluster.snapshot import snapshot_inventory
 
 logger = logging.getLogger(__name__)
 

@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
         *("sweep_summary", "sweep_svg", "sweep_table", "table"),
     },
     "recipes": {"recipe_plan"},
-    "ray": {"ray_home", "ray_start", "reach", "session", "simulate", "simulate_shared"},
+    "ray": {"ray_home", "ray_start", "snapshot", "reach", "session", "simulate", "simulate_shared"},
     "cluster": {"autoscaler", "placement", "port_keeper", "virtual_cluster"},
     "workers": {
         *("actors", "bring_up", "bundle_choice", "profiles", "target_check", "target_import"),

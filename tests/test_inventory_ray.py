@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from rl_cluster.errors import ClusterUnreachableError
-from rl_cluster.inventory import Holder, Inventory, PhysicalNode, snapshot_inventory
+from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.inventory_dump import dump_inventory
 from rl_cluster.inventory_file import load_inventory, parse_inventory
 from rl_cluster.plan import Layout, plan_layout
 from rl_cluster.schema import ClusterSpec
+from rl_cluster.snapshot import snapshot_inventory
 
 pytestmark = pytest.mark.ray
 

@@ -11,9 +11,9 @@ import attrs
 import pytest
 
 from rl_cluster.errors import ConfigError
+from rl_cluster.process_rules import RANK_VARIABLES
 from rl_cluster.rules import AtLeast, OneOf, RuleBroken
 from rl_cluster.schema import (
-    RANK_VARIABLES,
     ClusterSpec,
     EnvSpec,
     NumaSpec,
@@ -88,7 +88,7 @@ CLUSTER_PROBLEMS = {
     "resource_word": (dict(resources={"nic": "many"}), "resources.nic: must be a number, got 'many'"),
     "resource_accelerator": (
         dict(accelerator="NPU", resources={"NPU": 1}),
-        "resources: must not name the accelerator, got {'NPU': 1.0}. Fix: leave it out: every bundle gets one by use_gpus",
+        "resources: must not name the accelerator, got {'NPU': 1.0}. Fix: leave it out: each bundle gets one",
     ),
     "label_key": (
         dict(label_selector={"-zone": "a"}),
@@ -155,7 +155,7 @@ CLUSTER_PROBLEMS = {
     ),
     "empty_bundle": (
         dict(gpus_per_node=0, bundles_per_node=2, cpus_per_bundle=0),
-        "cpus_per_bundle: must be more than 0 for bundles without a GPU, got 0.0. Fix: leave cpus_per_bundle out",
+        "cpus_per_bundle: must be more than 0 for bundles without a GPU, got 0.0. Fix: leave it out",
     ),
 }
 

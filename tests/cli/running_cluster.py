@@ -57,7 +57,7 @@ class RunningCluster:
 def _state() -> dict[str, Any]:
     import ray
 
-    from rl_cluster.inventory import snapshot_inventory
+    from rl_cluster.snapshot import snapshot_inventory
 
     nodes = snapshot_inventory(holders=True).nodes
     return {

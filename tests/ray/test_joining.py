@@ -184,7 +184,8 @@ with open_ray(RaySpec(address=sys.argv[1])), build_cluster(spec, on_progress=say
     node = None
     try:
         assert driver.stdout is not None
-        assert driver.stdout.readline().startswith("waiting for resources, 90 s left: 1 logical node of 2 GPUs")
+        waits = "waiting for resources, 90 s left (only nodes that are not there yet would help): 1 logical node of 2 GPUs"
+        assert driver.stdout.readline().startswith(waits)
         start = f"ray start --address={connected_address()} --node-ip-address=127.0.0.99 --num-cpus=4 --num-gpus=2 --labels=pool=late"
         options = ["--object-store-memory=80000000", "--disable-usage-stats", "--block"]
         node = subprocess.Popen(
