@@ -194,10 +194,7 @@ class ClusterSpec(_Spec):
             )
             yield "master_port_range_high", broken
         if self.accelerator in self.resources:
-            yield (
-                "resources",
-                RuleBroken("must not name the accelerator", self.resources, fix="leave it out: use_gpus gives each bundle one"),
-            )
+            yield "resources", RuleBroken("must not name the accelerator", self.resources, fix="leave it out: each bundle gets one")
         if not self.bundles_open and self.world_size > MAX_WORLD_SIZE:
             where = "num_nodes" if counts is None else "bundle_ct_per_node_list"
             yield where, RuleBroken(f"must make at most {MAX_WORLD_SIZE} bundles in all", self.world_size)
