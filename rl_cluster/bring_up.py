@@ -29,6 +29,7 @@ from rl_cluster.worker_logs import last_words
 # Ray says why a worker's process ended, and goes on with what it could be in general.
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
 
+_PROCESS_ENDED = "its process ended: "
 _PID = re.compile(r"\bpid: (\d+)")  # in the same text
 
 Progress = Callable[[int, int], None]  # workers that are up, workers in all
@@ -161,10 +162,9 @@ def _in_order(
             try:
                 results[number] = ray.get(ref)
             except Exception as error:
-                ended = _last_words(ref, error, seats[number], began) if isinstance(error, ray.exceptions.RayActorError) else ""
-                raise _start_error(
-                    seats[number], number, layout, what, cause_text(error), f"{_fix(error, seats[number])}{ended}"
-                ) from error
+                cause = cause_text(error)
+                ended = _last_words(ref, error, seats[number], began) if cause.startswith(_PROCESS_ENDED) else ""
+                raise _start_error(seats[number], number, layout, what, cause, f"{_fix(error, seats[number])}{ended}") from error
         if on_progress is not None and (ready or more):
             on_progress(len(refs) - len(waiting), len(refs))
         if waiting and time.monotonic() >= deadline:
@@ -202,7 +202,7 @@ def cause_text(error: BaseException) -> str:
         return type(error).__name__
     exit_detail = _EXIT_DETAIL.search(" ".join(lines))
     if exit_detail:
-        return f"its process ended: {exit_detail[1].rstrip('.')}"
+        return f"{_PROCESS_ENDED}{exit_detail[1].rstrip('.')}"
     if "error raised in its creation task" in lines[0] or "Traceback" in str(error):
         return lines[-1]  # the last line of the worker's own traceback
     return f"{type(error).__name__}: {lines[0]}"
@@ -211,8 +211,10 @@ def cause_text(error: BaseException) -> str:
 def _last_words(ref: Any, error: BaseException | None, seat: Seat, began: float) -> str:
     """What the log of a worker says that has ended, or does not answer."""
     found = _PID.search(str(error))
-    pid = int(found[1]) if found else ray_state.actors(ref.task_id().actor_id().hex()).get("Pid")
-    return last_words(seat.bundle.node_id, pid or None, since=began)
+    with contextlib.suppress(Exception):  # Ray itself may be gone: what is known is said all the same
+        pid = int(found[1]) if found else ray_state.actors(ref.task_id().actor_id().hex()).get("Pid")
+        return last_words(seat.bundle.node_id, pid or None, since=began)
+    return ""
 
 
 def _fix(error: BaseException, seat: Seat) -> str:

@@ -13,7 +13,7 @@ from attrs import frozen
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.python_check import env_error
 
-__all__ = ["NodeWork", "let_go", "node_names", "on_nodes"]
+__all__ = ["NodeWork", "let_go", "node_names", "on_nodes", "why_lost"]
 
 PROGRESS_EVERY_S = 5.0
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
@@ -128,14 +128,25 @@ def _result(ray: Any, reference: Any, node_id: str, node: str, work: NodeWork) -
             return error.cause
         return work.error(node, rule="it must be set up", got=repr(error.cause), fix="read the traceback in Ray's log of that node")
     except ray.exceptions.RayError as error:
-        text = " ".join(str(error).split())
-        if "node has died" not in text and any(entry["NodeID"] == node_id and entry["Alive"] for entry in ray.nodes()):
-            # Ray says which end it saw, and goes on with what it could be in general
-            got = _EXIT_DETAIL.search(text)
-            return work.error(
-                node,
-                rule="the process that works there must live",
-                got=got[1].rstrip(".") if got else text,
-                fix="look whether it ran out of memory (dmesg on that node), and try again",
-            )
-        return work.error(node, rule="the node must live", got=str(error).partition("\n")[0], fix="take a node that is alive (ray status)")
+        alive = any(entry["NodeID"] == node_id and entry["Alive"] for entry in ray.nodes())
+        rule, got, fix = why_lost(str(error), alive=alive)
+        return work.error(node, rule=rule, got=got, fix=fix)
+
+
+def why_lost(text: str, *, alive: bool) -> tuple[str, str, str]:
+    """Rule, value and fix for a node's actor that Ray gives no answer of.
+
+    Args:
+        text: What Ray says.
+        alive: Whether the node is among the living.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    flat = " ".join(lines)
+    if not alive or "node has died" in flat:
+        return "the node must live", next(iter(lines), "no answer"), "take a node that is alive (ray status)"
+    if "error raised in its creation task" in flat:
+        return "the Python of Ray itself must have rl_cluster there", lines[-1], "install rl-cluster where Ray is started on that node"
+    # Ray says which end it saw, and goes on with what it could be in general
+    found = _EXIT_DETAIL.search(flat)
+    got = found[1].rstrip(".") if found else flat
+    return "the process that works there must live", got, "look whether it ran out of memory (dmesg on that node), and try again"

@@ -21,6 +21,7 @@ __all__ = ["LAST_LINES", "check_python", "clean_environ", "ended_by", "env_error
 
 LAST_LINES = 20
 _LINE_LENGTH = 500
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")  # the line of a traceback that says it; at an early end more lines follow
 # Variables of the environment that the builder itself runs in; uv and the new interpreter must not see them.
 _NOT_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "CONDA_PREFIX", "UV_RUN_RECURSION_DEPTH", "UV_PROJECT", "UV_WORKING_DIRECTORY")
 
@@ -100,7 +101,8 @@ def check_python(
     facts = _answer(text)
     if facts is None:
         output = last_lines(text)
-        got = next((line for line in reversed(output.splitlines()) if line.strip() and code), ended_by(code))
+        lines = [line for line in output.splitlines() if line.strip()] if code else []
+        got = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else ended_by(code))
         fix = _fix_of_import(output, early, wanted_ray)
         raise env_error(node, shown, rule="it must import ray and rl_cluster", got=got, fix=fix, output=output)
     if facts["ray"] != wanted_ray:
@@ -132,6 +134,6 @@ def _fix_of_import(output: str, early: Mapping[str, str], ray: str) -> str:
     if "ImportError: " in output or re.search(r"ModuleNotFoundError: .*'(ray|rl_cluster)\b", output):
         fix = f"add ray=={ray} and rl-cluster to its dependencies"
         return fix if "PYTHONPATH" not in early else f"{fix}, or look at env.set.PYTHONPATH"
-    if early:
-        return f"look at {', '.join(sorted(early))}, set before it starts, or try the command on that node"
+    if given := sorted(name for name, value in early.items() if value):
+        return f"look at {', '.join(given)}, set before it starts, or try the command on that node"
     return "give a Python, or a wrapper that runs one with the words that it is given"

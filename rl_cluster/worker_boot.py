@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-BUILT = "rl-cluster-ready.json"  # in the folder of a built environment (see uv_store)
-
 Binder = Callable[[], "BindingReport"]
 
 
@@ -75,7 +73,9 @@ def environment_of(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
         prefix: Folder of the interpreter (``sys.prefix``).
         environ: The process's own environment.
     """
-    if not os.path.exists(os.path.join(prefix, BUILT)):
+    from rl_cluster.uv_store import MARKER
+
+    if not os.path.exists(os.path.join(prefix, MARKER)):
         return {}
     path = os.pathsep.join(filter(None, [os.path.join(prefix, "bin"), environ.get("PATH")]))
     return {"VIRTUAL_ENV": prefix, "UV_PROJECT_ENVIRONMENT": prefix, "PATH": path}

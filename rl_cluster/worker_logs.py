@@ -25,20 +25,28 @@ def last_words(node_id: str, pid: int | None, *, since: float = 0.0) -> str:
         pid: Of its process; None where there was none that told Ray of itself: what such a process writes is in the log of its raylet.
         since: Clock time in seconds; an older log of a raylet is about others.
     """
+    try:
+        found = _found(node_id, pid, since)
+    except Exception:  # Ray itself may be gone, or its folder: the error that this is for counts more
+        return ""
+    if found is None or isinstance(found, str):
+        return f"\nIts log on that machine: {found}" if found else ""
+    path, text = found
+    lines = last_lines("\n".join(line for line in text.splitlines() if not _RAYS_OWN.match(line)))
+    return f"\nLast lines of {path}:\n{lines}" if lines.strip() else f"\nNothing was written to {path}"
+
+
+def _found(node_id: str, pid: int | None, since: float) -> tuple[str, str] | str | None:
+    """The path and the end of the log; only where it lies, on another machine; None where nothing is known."""
     import ray
     from ray._private.worker import _global_node
 
     if _global_node is None:  # a driver that is connected by Ray's client
-        return ""
+        return None
     folder = str(_global_node.get_logs_dir_path())
     if not any(node["NodeID"] == node_id and node["NodeManagerHostname"] == socket.gethostname() for node in ray.nodes()):
-        return f"\nIts log on that machine: {folder}/{f'worker-*-{pid}.err' if pid else 'raylet*.err'}"
-    found = lines_of_process(folder, pid) if pid else lines_of_starts(folder, node_id, since)
-    if found is None:
-        return ""
-    path, text = found
-    lines = last_lines("\n".join(line for line in text.splitlines() if not _RAYS_OWN.match(line)))
-    return f"\nLast lines of {path}:\n{lines}" if lines.strip() else f"\nNothing was written to {path}"
+        return os.path.join(folder, f"worker-*-{pid}.err" if pid else "raylet*.err")
+    return lines_of_process(folder, pid) if pid else lines_of_starts(folder, node_id, since)
 
 
 def lines_of_process(folder: str, pid: int) -> tuple[str, str] | None:

@@ -74,19 +74,24 @@ def test_a_python_that_lacks_a_package_is_told_which(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "fix"),
+    ("name", "value", "got", "fix"),
     [
         pytest.param(
-            "PYTHONHOME", "/nonexistent", "Fix: look at PYTHONHOME, set before it starts, or try the command on that node", id="home"
+            "PYTHONHOME",
+            "/nonexistent",
+            "ModuleNotFoundError: No module named 'encodings'",
+            "look at PYTHONHOME, set before it starts, or try the command on that node",
+            id="home",
         ),
-        pytest.param("PYTHONPATH", "{folder}", "or look at env.set.PYTHONPATH", id="path"),
+        pytest.param("PYTHONPATH", "{folder}", "ImportError: not the one you want", "or look at env.set.PYTHONPATH", id="path"),
     ],
 )
-def test_variables_that_are_there_before_the_process_are_tried(tmp_path: Path, name: str, value: str, fix: str) -> None:
+def test_variables_that_are_there_before_the_process_are_tried(tmp_path: Path, name: str, value: str, got: str, fix: str) -> None:
     """The command of the error can be pasted."""
     (tmp_path / "ray.py").write_text("raise ImportError('not the one you want')")
     value = value.format(folder=tmp_path)
     error = refused([sys.executable], **{name: value})
+    assert f"it must import ray and rl_cluster, got {got} (command: " in str(error)
     assert fix in str(error)
     assert error.facts["command"].startswith(f"env {name}={value} {sys.executable} ")
 

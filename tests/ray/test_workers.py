@@ -413,6 +413,7 @@ def test_a_module_that_workers_can_not_import(tmp_path: Path, monkeypatch: pytes
             build_worker_group(cluster, "only_here.Worker")
         assert caught.value.cause_text == "ModuleNotFoundError: No module named 'only_here'"
         assert "Fix: workers look in their Python's packages, in the folder where the command was typed" in str(caught.value)
+        assert "\n" not in str(caught.value)
         assert caught.value.node.startswith("127.0.0.2 ")
 
 
