@@ -206,6 +206,7 @@ def test_a_command_line_keeps_its_words_behind_the_profiler(connected: None, tmp
         assert [record.problem for record in group.profiles] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_class_that_is_decorated_for_rays_profiler(connected: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is profiled as it says, below the current folder; what the caller says counts more."""
@@ -261,6 +262,7 @@ def gate(ground: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_profile_that_is_still_written_is_waited_for(connected: None, gate: Path, tmp_path: Path) -> None:
     """The group has ended only when nsys has."""
@@ -279,6 +281,7 @@ def test_a_profile_that_is_still_written_is_waited_for(connected: None, gate: Pa
         assert [(record.files, record.problem) for record in group.profiles] == [((f"{tmp_path}/policy-0-0.nsys-rep",), None)]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_profile_that_is_not_written_in_time_is_told(connected: None, gate: Path, tmp_path: Path) -> None:
     """nsys that does not come to its end holds nothing up for longer than was given."""
@@ -288,6 +291,7 @@ def test_a_profile_that_is_not_written_in_time_is_told(connected: None, gate: Pa
         assert (record.files, record.problem) == ((), "nsys had not ended in time: its profile is not there, or not whole")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_busy_worker_is_ended_hard_and_that_is_told(connected: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """After half of the time; what nsys wrote of it is there all the same."""

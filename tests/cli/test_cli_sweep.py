@@ -172,6 +172,7 @@ def test_ctrl_c_with_jobs_in_processes_of_their_own(run_py: RunPy) -> None:
     assert list(run_py.temporary.glob("rl?-*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_sweep_that_is_killed_leaves_nothing(run_py: RunPy) -> None:
     """Neither its folder nor the Ray in it (run_py itself looks for what stays)."""
