@@ -23,11 +23,13 @@ from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.layout import Shortfall, error_at
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placement import Progress, place_all
+from rl_cluster.python_env import resolve_python
 from rl_cluster.python_prefetch import Prefetched, plans_to_prefetch, prefetch, requests_on
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec
 from rl_cluster.session import RaySession
 from rl_cluster.simulated_inventory import simulated_inventory_for_all
 from rl_cluster.virtual_cluster import RayVirtualCluster
+from rl_cluster.worker_env import mask_text
 from rl_cluster.worker_group import PerWorker, RayWorkerGroup
 
 __all__ = [
@@ -166,7 +168,8 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
     Args:
         python: A ``python`` node of a config, or a :class:`PythonSpec`; None is this interpreter.
         env: An ``env`` node of a config, or an :class:`EnvSpec`.
-        node_ids: Ray's ids of the nodes where an environment is to be built; needed where ``python`` is a uv environment.
+        node_ids: Ray's ids of the nodes where the actors run (``cluster.bundle_nodes()``); needed where ``python`` is another one,
+            which is built, or looked at, on each.
 
     Raises:
         ConfigError: A value breaks a rule, or the environment lies at different paths on the nodes.
@@ -174,6 +177,10 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
     """
     environment = worker_setup.choose_environment(EnvSpec() if env is None else from_config(env, kind=EnvSpec), cpus=1.0)
     spec = PythonSpec() if python is None else from_config(python, kind=PythonSpec)
+    if not node_ids and resolve_python(spec).kind != "system":
+        raise ConfigError(
+            f"node_ids: must name the nodes where {mask_text(spec.executable)} is to run, got none. Fix: node_ids=cluster.bundle_nodes()"
+        )
     found = list(worker_setup.set_up_python(spec, node_ids, environment).values()) or [worker_setup.NodePython()]
     paths = sorted({str(here.python) for here in found})
     if len(paths) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ import pytest
 from uv_project import builds_of, find_uv, make_project
 
 import rl_cluster
-from rl_cluster.builders import build_cluster, build_worker_group
-from rl_cluster.errors import PythonEnvError, WorkerStartError
+from rl_cluster.builders import build_cluster, build_runtime_env, build_worker_group
+from rl_cluster.errors import ConfigError, PythonEnvError, WorkerStartError
 from rl_cluster.python_env_cli import DAY_S, list_environments, prune_environments
 from rl_cluster.uv_store import MARKER
 from rl_cluster.virtual_cluster import RayVirtualCluster
@@ -229,3 +230,30 @@ def test_a_secret_stands_on_no_command_line_in_no_log_of_rays_and_in_no_output(
     assert files_with(early, session)
     assert files_with(secret, session) == []
     assert secret not in caplog.text + "".join(capfd.readouterr())
+
+
+@pytest.mark.slow
+def test_actors_of_another_framework_run_in_a_built_environment(ground: Path, placed: RayVirtualCluster) -> None:
+    """By the runtime_env that build_runtime_env makes; without the nodes it is refused, for it would be this interpreter's."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Place
+
+    class Foreign:
+        def where(self) -> tuple[str, str | None]:
+            return sys.executable, os.environ.get("LC_PLANTED")
+
+    python, env = python_of(ground, "BASE"), {"set": {"LC_PLANTED": "early"}}
+    with pytest.raises(ConfigError, match=r"^node_ids: must name the nodes where BASE is to run, got none\. Fix: node_ids=cluster"):
+        build_runtime_env(python, env)
+    runtime_env = build_runtime_env(python, env, node_ids=placed.bundle_nodes())
+    seats = [Place(group, index) for group in placed.get_placement_groups() for index in range(group.bundle_count)]
+    actor = ray.remote(num_cpus=0, runtime_env=runtime_env)(Foreign)
+    actors = [actor.options(scheduling_strategy=seat).remote() for seat in seats]
+    try:
+        for executable, value in ray.get([each.where.remote() for each in actors], timeout=60):
+            assert Path(executable).parents[1].name.startswith("demo-")
+            assert value == "early"
+    finally:
+        for each in actors:
+            ray.kill(each)
+    assert build_runtime_env() == {}
