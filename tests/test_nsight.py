@@ -180,6 +180,7 @@ def profile(path: str | Path) -> tuple[str, int]:
     return program, code
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_one_of_two_workers_is_profiled_in_its_own_python(connected: None, tmp_path: Path) -> None:
     """The pattern chooses; it runs the interpreter of its group and not PATH's, ends in order, and its profile is there afterwards."""
@@ -195,6 +196,7 @@ def test_one_of_two_workers_is_profiled_in_its_own_python(connected: None, tmp_p
         assert os.listdir(tmp_path) == ["policy-0-1.nsys-rep"]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_command_line_keeps_its_words_behind_the_profiler(connected: None, tmp_path: Path) -> None:
     """Ray's own way to ask (``options``) means the same, with an output of the user's and other things of the runtime_env."""
@@ -221,6 +223,7 @@ def test_a_class_that_is_decorated_for_rays_profiler(connected: None, tmp_path: 
         assert group.profiles[0].files == (f"{tmp_path}/other/policy-0-0.nsys-rep",)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("resource", "options", "said"),

@@ -24,7 +24,7 @@ from rl_cluster.python_build import build_each, build_on_nodes
 from rl_cluster.python_env import PythonPlan, resolve_python
 from rl_cluster.schema import PythonSpec
 
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")]
 
 REPOSITORY = str(Path(rl_cluster.__file__).parent.parent)
 

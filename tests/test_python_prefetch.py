@@ -141,6 +141,7 @@ def two_nodes(ground: Path) -> Iterator[None]:
             cluster.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")
 def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_node(ground: Path, two_nodes: None) -> None:
@@ -170,6 +171,7 @@ def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_nod
     assert os.path.exists(f"{rows[0].folder}/bin/python")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")
 def test_a_recipe_that_is_a_program_can_be_prefetched(ground: Path, two_nodes: None, capfd: pytest.CaptureFixture[str]) -> None:

@@ -278,6 +278,7 @@ def run_snippet(text: str, address: str, folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_hydra_recipe_runs(two_nodes: str, tmp_path: Path) -> None:
     """The YAML and the Python of the README make a recipe; keys of the embedded groups change on its command line."""
@@ -289,6 +290,7 @@ def test_the_hydra_recipe_runs(two_nodes: str, tmp_path: Path) -> None:
     assert "policy" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_recipe_without_hydra_runs(two_nodes: str, tmp_path: Path) -> None:
     """The same by plain Python."""
@@ -298,6 +300,7 @@ def test_the_recipe_without_hydra_runs(two_nodes: str, tmp_path: Path) -> None:
     assert printed == "['hi from rank 0 of 2', 'hi from rank 1 of 2']\n"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_snippet_for_foreign_actors_runs(two_nodes: str, tmp_path: Path) -> None:
     """Actors that another framework makes sit on the planned nodes, have their GPU, and are bound."""

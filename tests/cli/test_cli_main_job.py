@@ -64,6 +64,7 @@ def test_plain_run_on_this_machine(run_py: RunPy) -> None:
     assert f"{count} of {count} workers up" in done.log
 
 
+@pytest.mark.slow
 def test_2x8_spread_on_a_simulated_cluster(run_py: RunPy) -> None:
     """16 workers on two made-up machines: CPUs really bound by the made-up map, memory as the kernel has it, `simulated` in every part."""
     done = run_py("cluster=2x8_spread", "numa.membind=false", "ray=simulated")

@@ -113,6 +113,7 @@ def test_users_class_in_every_worker(run_py: RunPy, untouched: RunningCluster) -
         assert (worker["group"], worker["name"]) == ("adder", f"adder-{worker['node_idx']}-{worker['bundle_idx']}")
 
 
+@pytest.mark.slow
 def test_method_that_raises(run_py: RunPy, untouched: RunningCluster) -> None:
     """One line with rank, machine and error, exit 4; the traceback of the worker is in the log, not on the screen."""
     (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
@@ -126,6 +127,7 @@ def test_method_that_raises(run_py: RunPy, untouched: RunningCluster) -> None:
     assert done.report["error"]["type"] == "WorkerError"
 
 
+@pytest.mark.slow
 def test_worker_that_dies(run_py: RunPy, untouched: RunningCluster) -> None:
     """A worker's process that is gone is named with its rank, exit 4; what Ray itself says of it has no colours in a pipe."""
     (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")

@@ -28,6 +28,7 @@ def ended_by(done: Done, signal_name: str, code: int) -> None:
     assert done.report["ok"] is False
 
 
+@pytest.mark.slow
 def test_hold_until_ctrl_c(run_py: RunPy) -> None:
     """hold=true keeps the workers until Ctrl-C, which is its right end: exit 0; a second Ctrl-C does no harm to the giving back."""
     run = run_py.start("hold=true", "ray.num_cpus=1")

@@ -59,6 +59,7 @@ def test_a_job_whose_config_is_refused_does_not_stop_the_rest(run_py: RunPy) -> 
     assert (run_py.folder / "sweep" / "summary.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
+@pytest.mark.slow
 def test_a_sweep_forgets_the_one_before_in_its_folder(run_py: RunPy) -> None:
     """In a folder that was used before, neither old rows nor old reports are taken for new ones."""
     assert run_py("-m", "mode=plan", "cluster.num_nodes=1,2,3", *SIMULATED).code == 0

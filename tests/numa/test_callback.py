@@ -14,7 +14,7 @@ import pytest
 from rl_cluster.numa.callback import Binding
 from rl_cluster.schema import NumaSpec
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 

@@ -78,7 +78,7 @@ def was_ended(code: int, how: signal.Signals) -> bool:
         pytest.param(signal.SIGKILL, id="SIGKILL"),
     ],
 )
-@pytest.mark.parametrize("moment", ["waiting", "init", "running"])
+@pytest.mark.parametrize("moment", ["waiting", "init", pytest.param("running", marks=pytest.mark.slow)])
 def test_a_shared_cluster_is_as_it_was(simulated: RaySession, folder: Path, moment: str, how: signal.Signals) -> None:
     """A driver on somebody else's Ray is ended while it waits for GPUs, while workers start, while they run: its groups, actors and
     processes are gone and everything is free (the fixture looks afterwards)."""
@@ -104,7 +104,7 @@ def test_a_shared_cluster_is_as_it_was(simulated: RaySession, folder: Path, mome
         pytest.param("starting", signal.SIGINT, id="SIGINT while Ray starts", marks=pytest.mark.slow),
         pytest.param("starting", signal.SIGKILL, id="SIGKILL while Ray starts", marks=pytest.mark.slow),
         pytest.param("running", signal.SIGINT, id="SIGINT while workers run", marks=pytest.mark.slow),
-        pytest.param("running", signal.SIGKILL, id="SIGKILL while workers run"),
+        pytest.param("running", signal.SIGKILL, id="SIGKILL while workers run", marks=pytest.mark.slow),
         pytest.param("recipe", signal.SIGINT, id="SIGINT in a recipe's block", marks=pytest.mark.slow),
         pytest.param("recipe", signal.SIGTERM, id="SIGTERM in a recipe's block", marks=pytest.mark.slow),
         pytest.param("recipe", signal.SIGKILL, id="SIGKILL in a recipe's block", marks=pytest.mark.slow),
