@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from rl_cluster.inventory import HEAD_RESOURCE, Holder, Inventory, PhysicalNode, without_file_labels
-from rl_cluster.inventory_file import UNIT, near_resource
+from rl_cluster.inventory_file import near_resource, slack
 
 __all__ = ["dump_inventory"]
 
@@ -71,7 +71,7 @@ def _settled(node: PhysicalNode) -> PhysicalNode:
     holders: list[Holder] = []
     for holder in node.holders:
         amounts = _kept(holder.resources)
-        if all(amount <= left.get(name, 0) + UNIT for name, amount in amounts.items()):
+        if all(amount <= left.get(name, 0) + slack(total.get(name, 0)) for name, amount in amounts.items()):
             left.update({name: max(0, left[name] - amount) for name, amount in amounts.items() if name in left})
             holders.append(attrs.evolve(holder, resources=amounts))
     free = {name: _plain(min(amount, round(left.get(name, 0), 4))) for name, amount in free.items()}

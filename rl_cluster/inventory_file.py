@@ -52,6 +52,11 @@ _NAME = re.compile(r"[^\s:/\[\]\x00-\x1f\x7f]+")  # of a host
 _NAME_RULE = "must be an IP address or a host name, without a port or a blank"
 
 
+def slack(total: float) -> float:
+    """How far apart two amounts may be that mean the same: what Ray counts in, and what a float of that size can't tell."""
+    return UNIT + total * 1e-15
+
+
 def load_inventory(path: str | PathLike[str]) -> Inventory:
     """Reads an inventory file.
 
@@ -262,7 +267,7 @@ class _Reader:
             held.update(holder.resources)
         for name, amount in held.items():
             taken = total.get(name, 0.0) - free.get(name, 0.0)
-            if amount > taken + UNIT:
+            if amount > taken + slack(total.get(name, 0.0)):
                 has = f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} free"
                 self.broken(f"{where}.holders", f"must hold at most what is not free of {name} ({has})", round(amount, 4))
 

@@ -84,6 +84,14 @@ def test_amounts_and_names_that_only_a_real_cluster_has_are_read_again(tmp_path:
     assert nodes == [evolve(node, total=with_none, free=with_none, labels={"zone": "a"})]
 
 
+def test_a_sliver_of_a_huge_amount_is_no_contradiction(tmp_path: Path) -> None:
+    """A float of 5e12 does not tell 0.3333 exactly."""
+    total = {"CPU": 1.0, "memory": 5e12}
+    node = PhysicalNode("node-10.0.0.1", "10.0.0.1", total, total, holders=(Holder("actor", "a", "a", "", {"memory": 0.3333}),))
+    _, (again,) = read_again(tmp_path, node)
+    assert again.holders == node.holders
+
+
 AMOUNTS = st.dictionaries(
     st.sampled_from(["CPU", "GPU", "gpu", "GPUs", "memory", "object_store_memory", "node:10.0.0.1", "a b"]),
     st.one_of(st.integers(0, 9), st.sampled_from([0.5, 0.3333, 2.7, 5e12])).map(float),

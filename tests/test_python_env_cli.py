@@ -99,12 +99,15 @@ def test_an_environment_that_is_being_built_is_kept(tmp_path: Path) -> None:
 
 
 HOLDS_IT = """
-import sys, os
+import sys, os, time
 from pathlib import Path
 from rl_cluster.uv_store import hold_environment
 assert hold_environment(Path(sys.argv[1]))
+parent = os.getpid()
 if os.fork():
     os._exit(0)
+while os.getppid() == parent:
+    time.sleep(0.01)
 print(os.getpid(), flush=True)
 input()
 """

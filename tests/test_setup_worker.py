@@ -15,7 +15,8 @@ from rl_cluster import _setup_worker
 
 SHOW = """
 import json, os, sys
-left_out = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_CLIENT_MODE")  # of the shell; the last is set by importing Ray, which a worker does, too
+# of the shell; the others are set by importing Ray (and, on Python 3.13, readline), which a worker does as well
+left_out = ("_", "SHLVL", "PWD", "OLDPWD", "RAY_CLIENT_MODE", "LINES", "COLUMNS")
 names = [name for name in os.environ if name not in left_out]
 print(json.dumps([sys.executable, sys.orig_argv[1:], sys.flags.dev_mode, {name: os.environ[name] for name in names}]))
 """
