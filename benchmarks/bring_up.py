@@ -14,6 +14,7 @@ Prints medians, the ratios pair by pair, and how many worker processes each way 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -28,6 +29,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rl_cluster import simulate
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.schema import ClusterSpec, NumaSpec, PythonSpec, RaySpec
@@ -131,6 +133,7 @@ def measure(nodes: int, pairs: int) -> dict[str, object]:
     inventory = Inventory(nodes=tuple(PhysicalNode(str(i), "", total, total) for i in range(nodes)), simulated=True)
     seconds: dict[str, list[float]] = {"ours": [], "bare": [], "bare_env": []}
     processes: dict[str, list[int]] = {"ours": [], "bare": [], "bare_env": []}
+    simulate.quick_worker_starts = contextlib.nullcontext  # bare_env is to start as it does on Ray's own clusters; ours has no runtime_env
     with open_ray(RaySpec(kind="simulated"), simulated=inventory) as session:
         ways = {
             "ours": ours(nodes, session.affinity_file),
