@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -128,11 +128,40 @@ def settle(cpus: float) -> None:
     print(f"  not settled after {SETTLE_S:g} s: {len(last)} worker processes", file=sys.stderr)
 
 
+def in_turn(
+    ways: Mapping[str, Callable[[], tuple[float, set[int]]]], pairs: int, cpus: float, ratios: Sequence[tuple[str, str]]
+) -> dict[str, object]:
+    """Each way once a round, every other round backwards: the medians, the ratios round by round, and the processes that were started.
+
+    Args:
+        ways: Each gives the seconds that it took, and the pids of its workers.
+        pairs: Rounds.
+        cpus: CPUs of the whole cluster, to see when the last way has given all back.
+        ratios: Which way over which.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    processes: dict[str, list[int]] = {name: [] for name in ways}
+    for number in range(pairs):
+        for name in (list(ways), list(ways)[::-1])[number % 2]:
+            before = worker_processes()
+            took, pids = ways[name]()
+            started = (worker_processes() | pids) - before
+            seconds[name].append(took)
+            processes[name].append(len(started))
+            settle(cpus)
+    by_round = {f"{over}/{base}": [a / b for a, b in zip(seconds[over], seconds[base], strict=True)] for over, base in ratios}
+    return {
+        "pairs": pairs,
+        "seconds": {name: [round(value, 3) for value in values] for name, values in seconds.items()},
+        "median_seconds": {name: round(statistics.median(values), 3) for name, values in seconds.items()},
+        "median_ratio": {name: round(statistics.median(values), 3) for name, values in by_round.items()},
+        "worker_processes": {name: max(values) for name, values in processes.items()},
+    }
+
+
 def measure(nodes: int, pairs: int) -> dict[str, object]:
     total = {"CPU": 2.0 * GPUS, "GPU": float(GPUS)}
     inventory = Inventory(nodes=tuple(PhysicalNode(str(i), "", total, total) for i in range(nodes)), simulated=True)
-    seconds: dict[str, list[float]] = {"ours": [], "bare": [], "bare_env": []}
-    processes: dict[str, list[int]] = {"ours": [], "bare": [], "bare_env": []}
     simulate.quick_worker_starts = contextlib.nullcontext  # bare_env is to start as it does on Ray's own clusters; ours has no runtime_env
     with open_ray(RaySpec(kind="simulated"), simulated=inventory) as session:
         ways = {
@@ -143,27 +172,8 @@ def measure(nodes: int, pairs: int) -> dict[str, object]:
         cpus = ray.cluster_resources()["CPU"]
         ways["bare"]()  # the first use of a fresh Ray is slower for whoever comes first
         settle(cpus)
-        for number in range(pairs):
-            for name in (list(ways), list(ways)[::-1])[number % 2]:
-                before = worker_processes()
-                took, pids = ways[name]()
-                started = (worker_processes() | pids) - before
-                seconds[name].append(took)
-                processes[name].append(len(started))
-                settle(cpus)
-    ratios = {
-        "ours/bare": [a / b for a, b in zip(seconds["ours"], seconds["bare"], strict=True)],
-        "ours/bare_env": [a / b for a, b in zip(seconds["ours"], seconds["bare_env"], strict=True)],
-    }
-    return {
-        "nodes": nodes,
-        "workers": nodes * GPUS,
-        "pairs": pairs,
-        "seconds": {name: [round(value, 3) for value in values] for name, values in seconds.items()},
-        "median_seconds": {name: round(statistics.median(values), 3) for name, values in seconds.items()},
-        "median_ratio": {name: round(statistics.median(values), 3) for name, values in ratios.items()},
-        "worker_processes": {name: max(values) for name, values in processes.items()},
-    }
+        figures = in_turn(ways, pairs, cpus, (("ours", "bare"), ("ours", "bare_env")))
+    return {"nodes": nodes, "workers": nodes * GPUS, **figures}
 
 
 def main() -> None:

@@ -18,13 +18,12 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import ray
-from bring_up import GPUS, bare, ours, settle, worker_processes
+from bring_up import GPUS, bare, in_turn, ours, settle
 
 from rl_cluster import simulate
 from rl_cluster.inventory import Inventory, PhysicalNode
@@ -61,29 +60,8 @@ def measure(nodes: int, pairs: int, python: PythonSpec, starts: str) -> dict[str
         (marker,) = Path(str(python.venv_dir)).glob(f"*/{MARKER}")
         interpreter = {"py_executable": str(marker.parent / "bin" / "python"), "env_vars": {"PYTHONPATH": ""}}
         ways["bare"] = bare(nodes, Worker, lambda _: dict(interpreter))
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        processes: dict[str, list[int]] = {name: [] for name in ways}
-        for number in range(pairs):
-            for name in (list(ways), list(ways)[::-1])[number % 2]:
-                before = worker_processes()
-                took, pids = ways[name]()
-                started = (worker_processes() | pids) - before
-                seconds[name].append(took)
-                processes[name].append(len(started))
-                settle(cpus)
-    ratios = {
-        f"{over}/{base}": statistics.median(a / b for a, b in zip(seconds[over], seconds[base], strict=True)) for over, base in RATIOS
-    }
-    return {
-        "worker_starts": starts,
-        "nodes": nodes,
-        "workers": nodes * GPUS,
-        "pairs": pairs,
-        "median_seconds": {name: round(statistics.median(values), 3) for name, values in seconds.items()},
-        "median_ratio": {name: round(value, 3) for name, value in ratios.items()},
-        "worker_processes": {name: max(values) for name, values in processes.items()},
-        "seconds": {name: [round(value, 3) for value in values] for name, values in seconds.items()},
-    }
+        figures = in_turn(ways, pairs, cpus, RATIOS)
+    return {"worker_starts": starts, "nodes": nodes, "workers": nodes * GPUS, **figures}
 
 
 def main() -> None:

@@ -19,18 +19,15 @@ from ray.actor import ActorHandle
 
 from rl_cluster.actors import Seat
 from rl_cluster.errors import WorkerStartError
-from rl_cluster.node_work import let_go
+from rl_cluster.node_work import exit_detail, let_go
 from rl_cluster.plan import Layout
 from rl_cluster.ranks import WorkerPosition, WorkerRank, rank_workers
 from rl_cluster.records import WorkerRecord
 from rl_cluster.topology import natural_key
 from rl_cluster.worker_logs import last_words
 
-# Ray says why a worker's process ended, and goes on with what it could be in general.
-_EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
-
 _PROCESS_ENDED = "its process ended: "
-_PID = re.compile(r"\bpid: (\d+)")  # in the same text
+_PID = re.compile(r"\bpid: (\d+)")  # in Ray's text about an ended worker
 
 Progress = Callable[[int, int], None]  # workers that are up, workers in all
 
@@ -200,9 +197,9 @@ def cause_text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    exit_detail = _EXIT_DETAIL.search(" ".join(lines))
-    if exit_detail:
-        return f"{_PROCESS_ENDED}{exit_detail[1].rstrip('.')}"
+    end = exit_detail(" ".join(lines))
+    if end is not None:
+        return f"{_PROCESS_ENDED}{end}"
     if "error raised in its creation task" in lines[0] or "Traceback" in str(error):
         return lines[-1]  # the last line of the worker's own traceback
     return f"{type(error).__name__}: {lines[0]}"

@@ -13,9 +13,10 @@ from attrs import frozen
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.python_check import env_error
 
-__all__ = ["NodeWork", "let_go", "node_names", "on_nodes", "why_lost"]
+__all__ = ["NodeWork", "exit_detail", "let_go", "node_names", "on_nodes", "why_lost"]
 
 PROGRESS_EVERY_S = 5.0
+# Ray says why a worker's process ended, and goes on with what it could be in general.
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
 
 
@@ -133,6 +134,12 @@ def _result(ray: Any, reference: Any, node_id: str, node: str, work: NodeWork) -
         return work.error(node, rule=rule, got=got, fix=fix)
 
 
+def exit_detail(text: str) -> str | None:
+    """Which end of a process Ray saw, from what it says in one line; None where it says none."""
+    found = _EXIT_DETAIL.search(text)
+    return found[1].rstrip(".") if found else None
+
+
 def why_lost(text: str, *, alive: bool) -> tuple[str, str, str]:
     """Rule, value and fix for a node's actor that Ray gives no answer of.
 
@@ -146,7 +153,5 @@ def why_lost(text: str, *, alive: bool) -> tuple[str, str, str]:
         return "the node must live", next(iter(lines), "no answer"), "take a node that is alive (ray status)"
     if "error raised in its creation task" in flat:
         return "the Python of Ray itself must have rl_cluster there", lines[-1], "install rl-cluster where Ray is started on that node"
-    # Ray says which end it saw, and goes on with what it could be in general
-    found = _EXIT_DETAIL.search(flat)
-    got = found[1].rstrip(".") if found else flat
+    got = exit_detail(flat) or flat
     return "the process that works there must live", got, "look whether it ran out of memory (dmesg on that node), and try again"

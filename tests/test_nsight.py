@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from standin_nsys import write_nsys
+from two_nodes import REPOSITORY, two_nodes
 
-import rl_cluster
 from rl_cluster.config import from_config
 from rl_cluster.errors import ConfigError, PythonEnvError
 from rl_cluster.nsight import Nsight
@@ -131,27 +131,15 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def connected(ground: Path) -> Iterator[None]:
     """A Ray of two nodes: the resource ``nsys`` is where the program is, ``none`` where it is not. ``python`` of PATH is none of ours."""
-    import ray
-    from ray.cluster_utils import Cluster
-
     (ground / "bin" / "python").write_text("#!/bin/sh\nexit 9\n")
     (ground / "bin" / "python").chmod(0o755)
+    with_it = {"PATH": f"{ground}/bin:{os.environ['PATH']}"}
+    head = {"num_cpus": 4, "resources": {"nsys": 4}, "env_vars": with_it}
     with pytest.MonkeyPatch.context() as patch:
-        found = os.pathsep.join([str(ground), str(Path(rl_cluster.__file__).parent.parent)])
-        for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": found}.items():
-            patch.setenv(name, value)
         patch.syspath_prepend(str(ground))
-        with_it = {"PATH": f"{ground}/bin:{os.environ['PATH']}"}
-        head = {"num_cpus": 4, "resources": {"nsys": 4}, "include_dashboard": False, "env_vars": with_it}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            cluster.add_node(num_cpus=4, resources={"none": 4})
-            cluster.wait_for_nodes()
-            ray.init(address=cluster.address, log_to_driver=False)
+        environ = {"PYTHONPATH": os.pathsep.join([str(ground), REPOSITORY])}
+        with two_nodes(environ, head=head, second={"num_cpus": 4, "resources": {"none": 4}}):
             yield
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
 
 
 def cluster_of(resource: str, bundles: int = 2) -> Any:

@@ -16,17 +16,15 @@ from typing import Any
 
 import psutil
 import pytest
+from two_nodes import REPOSITORY, offline, two_nodes
 from uv_project import find_uv, make_project
 
-import rl_cluster
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.python_build import build_each, build_on_nodes
 from rl_cluster.python_env import PythonPlan, resolve_python
 from rl_cluster.schema import PythonSpec
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")]
-
-REPOSITORY = str(Path(rl_cluster.__file__).parent.parent)
 
 
 @pytest.fixture(scope="module")
@@ -48,30 +46,13 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nodes(ground: Path) -> Iterator[list[str]]:
     """Ids of two nodes that share this machine but neither PATH nor cache folder."""
     import ray
-    from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "UV_OFFLINE": "1",
-            "UV_CACHE_DIR": str(ground / "uv-cache"),
-            "PYTHONPATH": REPOSITORY,
-        }.items():
-            patch.setenv(name, value)
-        path = os.environ["PATH"]
-        first = {"PATH": f"{ground}/first-only:{path}", "XDG_CACHE_HOME": str(ground / "cache-1")}
-        second = {"PATH": path, "XDG_CACHE_HOME": str(ground / "cache-2")}
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "env_vars": first})
-        try:
-            cluster.add_node(num_cpus=2, env_vars=second)
-            cluster.wait_for_nodes()
-            ray.init(address=cluster.address, log_to_driver=False)
-            head = ray.get_runtime_context().get_node_id()
-            yield [head, *(entry["NodeID"] for entry in ray.nodes() if entry["NodeID"] != head)]
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
+    path = os.environ["PATH"]
+    first = {"PATH": f"{ground}/first-only:{path}", "XDG_CACHE_HOME": str(ground / "cache-1")}
+    second = {"PATH": path, "XDG_CACHE_HOME": str(ground / "cache-2")}
+    with two_nodes(offline(ground), head={"num_cpus": 2, "env_vars": first}, second={"num_cpus": 2, "env_vars": second}):
+        head = ray.get_runtime_context().get_node_id()
+        yield [head, *(entry["NodeID"] for entry in ray.nodes() if entry["NodeID"] != head)]
 
 
 def plan_of(ground: Path, executable: str = "BASE", **spec: Any) -> PythonPlan:

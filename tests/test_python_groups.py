@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from two_nodes import offline, two_nodes
 from uv_project import builds_of, find_uv, make_project
 
-import rl_cluster
 from rl_cluster.builders import build_cluster, build_runtime_env, build_worker_group
 from rl_cluster.errors import ConfigError, PythonEnvError, WorkerStartError
 from rl_cluster.python_env_cli import DAY_S, list_environments, prune_environments
@@ -58,27 +58,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def session(ground: Path) -> Iterator[Path]:
     """A Ray of two nodes with two made-up GPUs each; its session folder."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "UV_OFFLINE": "1",
-            "UV_CACHE_DIR": str(ground / "uv-cache"),
-            "PYTHONPATH": str(Path(rl_cluster.__file__).parent.parent),
-        }.items():
-            patch.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8, "num_gpus": 2, "include_dashboard": False})
-        try:
-            cluster.add_node(num_cpus=8, num_gpus=2)
-            cluster.wait_for_nodes()
-            ray.init(address=cluster.address, log_to_driver=False)
-            yield Path(cluster.head_node.get_session_dir_path())
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
+    amounts = {"num_cpus": 8, "num_gpus": 2}
+    with two_nodes(offline(ground), head=amounts, second=amounts) as cluster:
+        yield Path(cluster.head_node.get_session_dir_path())
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import attrs
 import pytest
 from made_up import make_node
+from two_nodes import offline, two_nodes
 from uv_project import builds_of, find_uv, make_project
 
-import rl_cluster
 from rl_cluster.config import from_config
 from rl_cluster.errors import ConfigError, PythonEnvError, ResourceInsufficientError
 from rl_cluster.inventory import Inventory, PhysicalNode
@@ -114,37 +114,18 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_nodes(ground: Path) -> Iterator[None]:
+def warmed_nodes(ground: Path) -> Iterator[None]:
     """Each with a cache folder of its own; that of the second can't be made, for a file is in its place while ``blocked`` is there."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "UV_OFFLINE": "1",
-            "UV_CACHE_DIR": str(ground / "uv-cache"),
-            "PYTHONPATH": str(Path(rl_cluster.__file__).parent.parent),
-        }.items():
-            patch.setenv(name, value)
-        patch.delenv("NEMO_RL_VENV_DIR", raising=False)
-        head = {"num_cpus": 2, "include_dashboard": False, "env_vars": {"XDG_CACHE_HOME": str(ground / "cache-1")}}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        try:
-            cluster.add_node(num_cpus=2, env_vars={"XDG_CACHE_HOME": str(ground / "cache-2")})
-            cluster.wait_for_nodes()
-            ray.init(address=cluster.address, log_to_driver=False)
-            yield
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
+    caches = [{"XDG_CACHE_HOME": str(ground / name)} for name in ("cache-1", "cache-2")]
+    head, second = ({"num_cpus": 2, "env_vars": cache} for cache in caches)
+    with two_nodes(offline(ground), head=head, second=second):
+        yield
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")
-def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_node(ground: Path, two_nodes: None) -> None:
+def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_node(ground: Path, warmed_nodes: None) -> None:
     """A node that fails does not keep the others from it; the next call builds what is missing, the one after that nothing. No place is
     taken, and no worker is made."""
     from ray._private.state import actors
@@ -174,7 +155,7 @@ def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_nod
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")
-def test_a_recipe_that_is_a_program_can_be_prefetched(ground: Path, two_nodes: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_is_a_program_can_be_prefetched(ground: Path, warmed_nodes: None, capfd: pytest.CaptureFixture[str]) -> None:
     """``mode=prefetch`` of its own config builds, and does not train."""
     from rl_cluster import run_recipe
 
