@@ -215,7 +215,12 @@ OWN_OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    "folder", [["--config-dir", "mine"], ["-cd=mine"], ["hydra.searchpath=[file://mine]"]], ids=["flag", "short", "search_path"]
+    "folder",
+    [
+        pytest.param(["--config-dir", "mine"], id="flag"),
+        pytest.param(["-cd=mine"], id="short", marks=pytest.mark.slow),
+        pytest.param(["hydra.searchpath=[file://mine]"], id="search_path", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     ("words", "stderr"),

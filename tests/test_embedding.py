@@ -73,7 +73,9 @@ def run(request: pytest.FixtureRequest, pythons: Callable[[str], Path], tmp_path
     return run_script
 
 
-every_way = pytest.mark.parametrize("run", ["wheel", "sdist", "editable"], indirect=True)
+every_way = pytest.mark.parametrize(
+    "run", ["wheel", *(pytest.param(way, marks=pytest.mark.slow) for way in ("sdist", "editable"))], indirect=True
+)
 
 
 @pytest.fixture

@@ -265,6 +265,7 @@ def test_a_waiter_says_for_whom_it_waits_and_gives_up_at_its_deadline(
     assert builder.poll() is None
 
 
+@pytest.mark.slow
 def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, project: Path) -> None:
     """At the deadline uv and what it started are killed, the half environment is removed, and the error says what ran."""
     (tmp_path / "ground.gate").touch()
@@ -278,11 +279,13 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, project: Path) -> 
     "damage",
     [
         pytest.param(lambda env: next(env.glob("lib/python*/site-packages/ground_module.py")).unlink(), id="a-module-is-gone"),
-        pytest.param(lambda env: next(env.glob("lib/python*/site-packages/ground.pth")).unlink(), id="a-pth-file-is-gone"),
-        pytest.param(lambda env: (env / "bin" / "python").unlink(), id="no-interpreter"),
-        pytest.param(lambda env: (env / "pyvenv.cfg").unlink(), id="no-pyvenv.cfg"),
+        pytest.param(
+            lambda env: next(env.glob("lib/python*/site-packages/ground.pth")).unlink(), id="a-pth-file-is-gone", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda env: (env / "bin" / "python").unlink(), id="no-interpreter", marks=pytest.mark.slow),
+        pytest.param(lambda env: (env / "pyvenv.cfg").unlink(), id="no-pyvenv.cfg", marks=pytest.mark.slow),
         pytest.param(lambda env: (env / MARKER).write_text((env / MARKER).read_text()[:40]), id="half-a-marker"),
-        pytest.param(lambda env: (env / MARKER).write_text("{}"), id="another-marker"),
+        pytest.param(lambda env: (env / MARKER).write_text("{}"), id="another-marker", marks=pytest.mark.slow),
         pytest.param(lambda env: (env / MARKER).unlink(), id="no-marker"),
     ],
 )

@@ -176,7 +176,7 @@ def test_full_error_shows_the_traceback_of_a_run(run_py: RunPy) -> None:
         pytest.param(
             "127.0.0.1:{port}", 3, "no Ray cluster answers at 127.0.0.1:{port} within 5 s ([Errno 111] Connection refused)", id="dead"
         ),
-        pytest.param("nonsense", 1, "must be host:port, got 'nonsense'", id="malformed"),
+        pytest.param("nonsense", 1, "must be host:port, got 'nonsense'", id="malformed", marks=pytest.mark.slow),
     ],
 )
 def test_address_that_does_not_work(run_py: RunPy, by: str, address: str, code: int, problem: str) -> None:
@@ -230,8 +230,8 @@ def on_a_terminal(run_py: RunPy, *words: str, **env: str) -> str:
     ("env", "colours"),
     [
         pytest.param({}, True, id="a terminal has colours"),
-        pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR"),
-        pytest.param({"TERM": "dumb"}, False, id="a dumb terminal"),
+        pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR", marks=pytest.mark.slow),
+        pytest.param({"TERM": "dumb"}, False, id="a dumb terminal", marks=pytest.mark.slow),
     ],
 )
 def test_colours(run_py: RunPy, env: dict[str, str], colours: bool) -> None:

@@ -31,7 +31,9 @@ def redirected(run_py: RunPy, redirection: str, *words: str, program: str = "", 
     )
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    "redirection", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in (">&-", "2>&-", "2>/dev/full"))]
+)
 def test_a_stream_that_nobody_reads_is_no_problem(run_py: RunPy, redirection: str) -> None:
     """Without standard output, or without a place for messages, a run does its work, and its files are right."""
     done = redirected(run_py, redirection, *PLAN)
@@ -40,7 +42,7 @@ def test_a_stream_that_nobody_reads_is_no_problem(run_py: RunPy, redirection: st
     assert (run_py.folder / "out/layout.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("words", "before"), [(PLAN, [PLANNING]), (("--help",), []), (("--cfg", "job"), [])], ids=["plan", "help", "cfg"])
 def test_a_full_standard_output_is_one_line_and_exit_4(run_py: RunPy, words: tuple[str, ...], before: list[str], unbuffered: str) -> None:
     """What was asked for could not be shown; the files of a run are written all the same."""
@@ -69,6 +71,7 @@ SHOWS = {
 
 
 @pytest.mark.parametrize("shows", SHOWS)
+@pytest.mark.slow
 @pytest.mark.parametrize(("redirection", "code", "said"), [(">/dev/full", 4, [FULL]), (">&-", 4, [CLOSED]), ("| true", 0, [])])
 def test_what_can_only_be_shown_is_an_error_where_it_can_not(
     run_py: RunPy, shows: str, redirection: str, code: int, said: list[str]

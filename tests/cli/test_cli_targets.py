@@ -57,11 +57,13 @@ BROKEN = "raise RuntimeError('this module\\nis broken')"
                 "Fix: do it in a method, which worker.method may name"
             ],
             id="nested class with an asynchronous init",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["worker.target=adders.Adder", "worker.method=stream", "worker.kwargs={base: 1}"],
             ["worker.method: must return its result, not yield it, got 'stream'. Fix: return a list"],
             id="generator",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["worker.target=adders.Adder", "worker.method=totl", "worker.kwargs={bse: 1, more: [2]}"],
@@ -79,6 +81,7 @@ BROKEN = "raise RuntimeError('this module\\nis broken')"
                 "(self, number, *, scale=1)), got 'add'. Fix: give its arguments default values, or take them by worker.kwargs in __init__"
             ],
             id="method that needs an argument",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["worker.target=adders.Adder", "worker.method=made", "worker.kwargs={base: 1}"],
@@ -87,6 +90,7 @@ BROKEN = "raise RuntimeError('this module\\nis broken')"
                 "(number)), got 'made'. Fix: give its arguments default values, or take them by worker.kwargs in __init__"
             ],
             id="class method that needs an argument",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -118,7 +118,7 @@ def test_full_error_shows_the_traceback(run_py: RunPy) -> None:
         ("worker.nsight_workers=[worker-0-0]", "worker.nsight_workers: must be left out without worker.nsight, got ['worker-0-0']."),
     ],
 )
-@pytest.mark.parametrize("mode", ["plan", "up"])
+@pytest.mark.parametrize("mode", ["plan", pytest.param("up", marks=pytest.mark.slow)])
 def test_what_workers_can_not_be_given_is_told_before_anything_is_started(run_py: RunPy, mode: str, word: str, problem: str) -> None:
     """Also by a plan."""
     done = run_py(f"mode={mode}", "ray=simulated", "cluster=1x8", word)

@@ -155,6 +155,7 @@ with open_ray(RaySpec(kind="local", num_cpus=4, num_gpus=4)):
     assert seen == [[[gpu], gpu] for gpu in ("2", "9", "10", "11")]
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_late_and_is_lost(simulated: RaySession, folder: Path) -> None:
     """Waiting says why, ends when the node joins, and a call to workers on a node that is lost ends with their ranks and logical node."""
     code = """

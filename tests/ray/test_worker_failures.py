@@ -24,11 +24,17 @@ TWO = {"bundle_ct_per_node_list": [1, 1], "strategy": "STRICT_SPREAD", "label_se
 ONE = {"bundle_ct_per_node_list": [1], "label_selector": PAIR}
 
 
+@pytest.mark.slow
 def test_a_placement_group_that_somebody_has_removed_is_lost() -> None:
     """Ray itself would wait for its bundles without end, and would name the nodes that they lay on."""
+
+    def remove(node_idx: int) -> None:
+        group = cluster.get_placement_groups()[node_idx]
+        ray.util.remove_placement_group(group)  # Ray only takes the order here
+        assert within(10, lambda: ray.util.placement_group_table(group)["state"] == "REMOVED")
+
     with build_cluster(TWO) as cluster:
-        ray.util.remove_placement_group(cluster.get_placement_groups()[1])
-        within(10, lambda: ray.util.placement_group_table(cluster.get_placement_groups()[1])["state"] == "REMOVED")
+        remove(1)
         asks: list[Callable[[], Any]] = [
             cluster.check_alive,
             cluster.bundle_nodes,
@@ -41,7 +47,7 @@ def test_a_placement_group_that_somebody_has_removed_is_lost() -> None:
             assert str(caught.value) == "cluster: somebody has removed the placement group of logical node 1. Fix: build the cluster again"
             assert (caught.value.facts["node_idx"], caught.value.facts["node"]) == ([1], ["127.0.0.3"])
         assert cluster.get_master_address_and_port()[0] == "127.0.0.2"
-        ray.util.remove_placement_group(cluster.get_placement_groups()[0])
+        remove(0)
         with pytest.raises(WorkerLostError, match="of logical node 0, 1"):
             cluster.get_master_address_and_port()
 

@@ -182,8 +182,8 @@ def test_a_secret_is_nowhere_to_read(simulated: RaySession) -> None:
 @pytest.mark.parametrize(
     ("cluster", "env", "expected"),
     [
-        pytest.param({}, {}, "1", id="one CPU"),
-        pytest.param({"cpus_per_bundle": 4}, {}, "4", id="four CPUs"),
+        pytest.param({}, {}, "1", id="one CPU", marks=pytest.mark.slow),
+        pytest.param({"cpus_per_bundle": 4}, {}, "4", id="four CPUs", marks=pytest.mark.slow),
         pytest.param({"cpus_per_bundle": 4, "max_colocated_worker_groups": 2}, {}, "2", id="half of four CPUs"),
         pytest.param({"cpus_per_bundle": 4}, {"set": {"OMP_NUM_THREADS": "3"}}, "3", id="the user's value wins"),
     ],
@@ -323,6 +323,7 @@ def test_own_actors_on_built_groups(simulated: RaySession) -> None:
             assert report.cpus_held == ",".join(map(str, mask)) or report.cpus_held == f"{mask[0]}-{mask[-1]}"
 
 
+@pytest.mark.slow
 def test_no_binding_where_it_is_turned_off() -> None:
     """numa.enabled=false gives no callable; otherwise one per worker."""
     assert build_binding({"enabled": False}) is None

@@ -68,6 +68,7 @@ def test_clusters_and_groups_come_by_the_names_of_their_roles(connected: None, c
     assert told == ["actor: 4 of 4 workers up", "reward: 1 of 1 workers up"]
 
 
+@pytest.mark.slow
 def test_nothing_is_placed_where_not_everything_fits(connected: None) -> None:
     """The error names the role's cluster, and what the other one takes."""
     from rl_cluster import build_recipe
