@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rl_cluster.errors import ClusterUnreachableError, RlClusterError, WorkerLostError
+from rl_cluster.errors import RlClusterError
 from rl_cluster.interrupts import Interrupts
 from rl_cluster.screen import Screen
 
@@ -16,23 +16,12 @@ HOLD_CHECK_EVERY_S = 5.0
 
 def hold_until_interrupted(clusters: Sequence[Any], groups: Sequence[Any], screen: Screen, interrupts: Interrupts) -> None:
     """Keep everything until Ctrl-C, which is the right end here, or until a node or a worker is lost, which is not."""
-    from rl_cluster import reach, session
+    from rl_cluster import session
 
-    address = session.connected_address()
-    screen.tell(f"holding the layout; Ctrl-C ends it (the Ray is at {address})")
+    screen.tell(f"holding the layout; Ctrl-C ends it (the Ray is at {session.connected_address()})")
     try:
         while True:
             time.sleep(HOLD_CHECK_EVERY_S)
-            try:
-                reach.check_reachable(address)
-            except ClusterUnreachableError as gone:
-                # Ray's own calls would wait for it for a minute, and then end this process
-                raise WorkerLostError(
-                    f"ray: the control service at {address} is gone, and with it the whole cluster. Fix: start Ray and this run again",
-                    ranks=(),
-                    node_idx=(),
-                    node=[address],
-                ) from gone
             for held in (*clusters, *groups):
                 held.check_alive()
     except RlClusterError as lost:

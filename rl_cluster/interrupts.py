@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,9 +15,10 @@ from types import FrameType
 
 from rl_cluster.errors import RlClusterError
 
+LastWords = Callable[[RlClusterError, RlClusterError], None]  # what ended the run, and why it can't be ended in order
+
+STUCK_AFTER_S = 30.0  # Ray's own limit for a lost control service is 60 s; then it ends the process with an exit code of its own
 EXIT_BY_SIGNAL = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-
-
 LOST_AGAIN_AFTER_S = 0.05  # after which the hook that lost it has ended
 
 
@@ -44,6 +46,8 @@ class Interrupts:
         self._first: int | None = None
         self._when = 0.0
         self._stuck: threading.Timer | None = None
+        self._last_words: LastWords | None = None
+        self._noted: socket.socket | None = None  # gives the number of each signal as soon as it comes
         self.cause: RlClusterError | None = None  # what ended the run, as far as it is known while everything is given back
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -65,11 +69,32 @@ class Interrupts:
         """Which signal it was: a wait inside Ray turns what our handler raises into a plain KeyboardInterrupt."""
         return stop if isinstance(stop, Interrupted) else Interrupted(signal.SIGINT if self._first is None else self._first)
 
-    def install(self) -> None:
-        """Take the signals over."""
-        if threading.current_thread() is threading.main_thread():
-            for number in EXIT_BY_SIGNAL:
-                signal.signal(number, self.handle)
+    def asked(self) -> int | None:
+        """The first signal that came, also one whose handler has not run: a wait inside Ray is one step for Python, and handlers run
+        between its steps."""
+        if self._noted is not None and self._first is None:
+            with contextlib.suppress(OSError):  # nothing came, or it is closed by now
+                self._first = next((number for number in self._noted.recv(4096) if number in EXIT_BY_SIGNAL), None)
+        return self._first
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Take the signals over for the block, and give them back (nothing in a thread, which signals don't reach)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._noted, notes = socket.socketpair()
+        with self._noted, notes:
+            notes.setblocking(False)
+            self._noted.setblocking(False)
+            before = {number: signal.signal(number, self.handle) for number in EXIT_BY_SIGNAL}
+            others = signal.set_wakeup_fd(notes.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(others)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def lost(self, stop: Interrupted) -> None:
         """Interrupt once more: Python throws away what is raised in a ``__del__`` or in a hook around a fork (subprocess, logging)."""
@@ -79,10 +104,28 @@ class Interrupts:
             again.daemon = True
             again.start()
 
-    def when_stuck(self, seconds: float, give_up: Callable[[], None]) -> None:
-        """What is done if giving back takes longer: a Ray whose processes hang never answers, and no signal reaches a wait inside it."""
-        self._stuck = threading.Timer(seconds, give_up)
+    def when_stuck(self, last_words: LastWords) -> None:
+        """What is still said and written where this process ends at once: a Ray whose processes hang never answers, and no signal
+        reaches a wait inside it. That is so when giving back takes too long, and when :meth:`give_up` is called."""
+        self._last_words = last_words
+        self._stuck = threading.Timer(STUCK_AFTER_S, lambda: self.give_up(stuck_error()))
         self._stuck.daemon = True
+
+    def give_up(self, why: RlClusterError) -> None:
+        """End this process, from any thread: its end closes what it holds, and what it started is ended by the reaper.
+
+        Args:
+            why: Why it can't be ended in order. The exit code is that of the signal that asked for the end, or of what else ended the run.
+        """
+        error, number = self.cause or why, self.asked()
+        code = error.exit_code
+        if number is not None:
+            error, code = RlClusterError(f"interrupted by {Interrupted(number).shown}; {why}"), EXIT_BY_SIGNAL[signal.Signals(number)]
+        try:
+            if self._last_words is not None:
+                self._last_words(error, why)
+        finally:
+            os._exit(code)
 
     def ending(self) -> None:
         """From here on no signal interrupts: the end has begun anyway."""
@@ -94,6 +137,14 @@ class Interrupts:
         """Everything has been given back."""
         if self._stuck is not None:
             self._stuck.cancel()
+
+
+def stuck_error() -> RlClusterError:
+    """Ray does not answer while everything is given back."""
+    return RlClusterError(
+        f"ray: it must let go within {STUCK_AFTER_S:g} s at the end, got no answer (a process of Ray's hangs or is gone). "
+        "Fix: see Ray's log; this process ends now, and with it everything that it started"
+    )
 
 
 @contextlib.contextmanager
@@ -117,9 +168,7 @@ def without_rays_handler() -> Iterator[None]:
 @contextlib.contextmanager
 def orderly_interrupts() -> Iterator[Interrupts]:
     """Take the signals over for the block, and give them back."""
-    before = {number: signal.getsignal(number) for number in EXIT_BY_SIGNAL}
     interrupts = Interrupts()
-    interrupts.install()
     unraisable = sys.unraisablehook
 
     def not_for_nothing(told: sys.UnraisableHookArgs) -> None:
@@ -130,10 +179,8 @@ def orderly_interrupts() -> Iterator[Interrupts]:
 
     sys.unraisablehook = not_for_nothing
     try:
-        yield interrupts
+        with interrupts.installed():
+            yield interrupts
     finally:
         interrupts.ended()
         sys.unraisablehook = unraisable
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -150,7 +150,9 @@ class ClusterRun(Run):
             screen.tell("starting a simulated Ray cluster ..." if starts else "connecting to Ray ...")
             if to_simulate is not None:
                 state.warn(to_simulate.notes, screen)
-            ray_session = connect(held, interrupts, lambda: session.open_ray(spec.ray, simulated=to_simulate), self.modules_in)
+            ray_session = connect(
+                held, interrupts, lambda: session.open_ray(spec.ray, simulated=to_simulate), self.modules_in, tell=screen.tell
+            )
             state.connected(ray_session)
             state.mark("ray")
             inventory = session.look_around()

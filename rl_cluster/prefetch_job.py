@@ -106,7 +106,7 @@ def prefetch_all(
     with ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
-        state.connected(connect(held, interrupts, open_ray, modules_in))
+        state.connected(connect(held, interrupts, open_ray, modules_in, tell=screen.tell))
         state.mark("ray")
         from rl_cluster import session
 

@@ -103,6 +103,7 @@ class RecipeRun(Run):
                 interrupts,
                 lambda: open_recipe_ray(recipe, inventory=self.spec.inventory, warn=lambda notes: state.warn(notes, screen)),
                 self.modules_in,
+                tell=screen.tell,
             )
             state.connected(ray_session)
             state.mark("ray")

@@ -50,6 +50,7 @@ def run_recipe(
     """
     is_open, screen = ready_streams(), Screen()
     with orderly_interrupts() as interrupts:
+        interrupts.when_stuck(lambda error, why: say("\n".join(dict.fromkeys([str(error), str(why)]))))
         try:
             mode, inventory = _mode(config, mode, inventory)
             recipe = recipe_from_config(config)
@@ -112,7 +113,7 @@ def _up(
     check_recipe(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=inventory, warn=_warn), modules_in)
+        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=inventory, warn=_warn), modules_in, tell=say)
         built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)

@@ -22,6 +22,7 @@ from rl_cluster.errors import EXIT_CHECK_FAILED, RlClusterError
 from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
 from rl_cluster.nsight import END_S, ProfileRecord, check_profiles
 from rl_cluster.picture import Picture
+from rl_cluster.pulse import watched
 from rl_cluster.records import WorkerRecord
 from rl_cluster.report import build_report, write_report
 from rl_cluster.schema import RunSpec
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from rl_cluster.worker_group import RayWorkerGroup
 
 logger = logging.getLogger(__name__)
-
-STUCK_AFTER_S = 30.0  # Ray's own limit for a lost control service is 60 s; then it ends the process with an exit code of its own
 
 
 @frozen
@@ -152,7 +151,7 @@ class Run(abc.ABC):
         """
         error: BaseException | None = None
         with orderly_interrupts() as interrupts:
-            interrupts.when_stuck(STUCK_AFTER_S, lambda: self._give_up(interrupts.cause))
+            interrupts.when_stuck(self._last_words)
             try:
                 code = self.work(interrupts)
             except RlClusterError as problem:
@@ -207,22 +206,13 @@ class Run(abc.ABC):
     def _last_line(self, error: BaseException | None) -> str:
         return self.last_line(None if error is None else error_text(error).splitlines()[0])
 
-    def _give_up(self, cause: RlClusterError | None) -> None:
-        """End this process in the middle of giving back: its end closes what it holds, and what it started is ended by the reaper."""
-        stuck = stuck_error()
-        error = cause or stuck
-        with contextlib.suppress(OSError):
+    def _last_words(self, error: RlClusterError, why: RlClusterError) -> None:
+        """What is written and said where this process ends in the midst of its work."""
+        with contextlib.suppress(Exception):  # the main thread may be writing to the same things
             self.write(error)
-        say("\n".join([*dict.fromkeys([str(error), str(stuck)]), self._last_line(error)]))
-        os._exit(error.exit_code)
-
-
-def stuck_error() -> RlClusterError:
-    """Ray does not answer while everything is given back."""
-    return RlClusterError(
-        f"ray: it must let go within {STUCK_AFTER_S:g} s at the end, got no answer (a process of Ray's hangs or is gone). "
-        "Fix: see Ray's log; this process ends now, and with it everything that it started"
-    )
+        say("\n".join(dict.fromkeys([str(error), str(why)])))
+        self.screen.show(f"files: {self.files.folder}")
+        self.screen.show(self._last_line(error))
 
 
 def complain(error: BaseException, *, full_error: bool) -> None:
@@ -254,19 +244,26 @@ def error_text(error: BaseException) -> str:
 
 
 def connect(
-    held: ExitStack, interrupts: Interrupts, open_ray: Callable[[], AbstractContextManager[RaySession]], modules_in: str | os.PathLike[str]
+    held: ExitStack,
+    interrupts: Interrupts,
+    open_ray: Callable[[], AbstractContextManager[RaySession]],
+    modules_in: str | os.PathLike[str],
+    *,
+    tell: Callable[[str], None],
 ) -> RaySession:
-    """Connect to Ray, or start one; it is given back when ``held`` is closed.
+    """Connect to Ray, or start one, and watch that it lives; it is given back when ``held`` is closed.
 
     Args:
         held: Gets the connection.
-        interrupts: Told before the giving back begins.
+        interrupts: Told before the giving back begins, and where Ray is lost.
         open_ray: Opens the Ray that is meant.
         modules_in: Folder where workers look for modules.
+        tell: Gets a line where Ray falls silent.
     """
     # ray.init tells the workers which folder is the current one then, and they look for modules there
     with without_rays_handler(), _working_in(modules_in):
         ray_session = held.enter_context(open_ray())
+    held.enter_context(watched(ray_session.address, interrupts, tell=tell))
     held.callback(interrupts.ending)
     return ray_session
 

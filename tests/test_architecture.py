@@ -60,7 +60,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "builders": {"builders", "recipe", "recipe_preview"},
     "programs": {
-        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hold", "hydra_app", "inventory_cli", "job"),
+        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hold", "hydra_app", "inventory_cli", "job", "pulse"),
         *("prefetch_job", "probe"),
         *("python_env_cli", "recipe_job", "recipe_run", "rehearsal", "runs", "sweep"),
     },

@@ -6,13 +6,16 @@ line of its standard input: ``state``, ``take`` (all GPUs, as another job would)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 NODES, GPUS = 2, 2
 
@@ -49,9 +52,31 @@ class RunningCluster:
         assert line, "the running cluster has ended"
         return json.loads(line)
 
+    def lose_head(self) -> None:
+        """Kill its control service, as the loss of the head node does."""
+        self._head().kill()
+
+    @contextlib.contextmanager
+    def head_paused(self) -> Iterator[None]:
+        """Stop its control service for the block."""
+        self._head().suspend()
+        try:
+            yield
+        finally:
+            self._head().resume()
+
+    def _head(self) -> psutil.Process:
+        (head,) = (child for child in psutil.Process(self._process.pid).children(recursive=True) if child.name() == "gcs_server")
+        return head
+
     def end(self) -> None:
         """Stop it, and wait until all of it is gone."""
         self._process.communicate(timeout=60)
+
+    def kill(self) -> None:
+        """End what has lost its head: it would wait for it for a minute."""
+        self._process.kill()
+        self._process.communicate()
 
 
 def _state() -> dict[str, Any]:

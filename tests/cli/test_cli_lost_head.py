@@ -1,0 +1,85 @@
+"""The head node of a running cluster dies: Ray's calls hang then, and Ray would end the process after a minute, without a word of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run_py import RunPy
+from running_cluster import RunningCluster
+
+from rl_cluster.report import validate_report
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+TWO_OF_TWO = ("cluster=2x8_spread", "cluster.gpus_per_node=2", "numa.membind=false")
+SOON = {"RAY_gcs_rpc_server_reconnect_timeout_s": "16"}  # and so after 12 s here
+
+
+@pytest.fixture
+def cluster() -> Iterator[RunningCluster]:
+    """Two nodes of 2 GPUs and 8 CPUs each."""
+    temporary = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    env = {**os.environ, "TMPDIR": str(temporary), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    running = RunningCluster({name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")})
+    try:
+        yield running
+    finally:
+        running.kill()
+        deadline = time.monotonic() + 30
+        while any(temporary.glob("rl[cs]-*")) and time.monotonic() < deadline:  # what ends it removes its folder at last
+            time.sleep(0.1)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.mark.parametrize("when", ["waits", "holds"])
+def test_the_run_ends_by_itself_with_its_last_line(run_py: RunPy, cluster: RunningCluster, when: str) -> None:
+    """Before Ray's own limit, with exit 4, the report and one line that says what is lost."""
+    if when == "waits":
+        cluster.ask("take")
+    run = run_py.start(*TWO_OF_TWO, "hold=true", f"ray.address={cluster.address}", env=SOON)
+    run.until_it_says("waiting for resources" if when == "waits" else "holding the layout")
+    cluster.lose_head()
+    run.until_it_says(f"ray: the control service at {cluster.address} does not answer; waits 12 s for it ...")
+    done = run.done()
+    told = rf"ray: the control service at {cluster.address} has not answered for 1\d s, and with it the whole cluster is lost\. Fix: .*"
+    assert re.fullmatch(rf"FAILED: {told} \(simulated\)", done.last_line), done.last_line
+    assert re.fullmatch(told, done.err.splitlines()[-1])
+    assert (done.code, done.report["error"]["type"]) == (4, "WorkerLostError")
+    assert validate_report(done.report) == []
+
+
+@pytest.mark.parametrize("when", ["waits", "holds"])
+def test_sigterm_is_heard(run_py: RunPy, cluster: RunningCluster, when: str) -> None:
+    """A batch system's SIGTERM ends it with the signal's exit code, long before Ray's own limit, which here is the usual one."""
+    if when == "waits":
+        cluster.ask("take")
+    run = run_py.start(*TWO_OF_TWO, "hold=true", f"ray.address={cluster.address}")
+    run.until_it_says("waiting for resources" if when == "waits" else "holding the layout")
+    cluster.lose_head()
+    run.until_it_says("does not answer; waits 45 s for it ...")
+    run.terminate()
+    began = time.monotonic()
+    done = run.done()
+    assert time.monotonic() - began < 20
+    assert done.code == 143
+    assert done.last_line.startswith(f"FAILED: interrupted by SIGTERM; ray: the control service at {cluster.address} has not answered for ")
+    assert validate_report(done.report) == []
+
+
+def test_a_control_service_that_only_pauses_is_waited_for(run_py: RunPy, cluster: RunningCluster) -> None:
+    """It is said, and the run goes on."""
+    run = run_py.start(*TWO_OF_TWO, "hold=true", f"ray.address={cluster.address}")
+    run.until_it_says("holding the layout")
+    with cluster.head_paused():
+        run.until_it_says("does not answer; waits 45 s for it ...")
+    run.until_it_says(f"ray: the control service at {cluster.address} answers again")
+    run.ctrl_c()
+    done = run.done()
+    assert (done.code, done.last_line) == (0, "OK: 4 workers on 2 machines, 9 of 9 checks held (simulated)")
