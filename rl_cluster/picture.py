@@ -11,8 +11,10 @@ from attrs import frozen
 from rl_cluster.layout import Layout
 from rl_cluster.naming import count_of, node_names
 from rl_cluster.records import WorkerRecord
+from rl_cluster.topology import gpu_domain
 
 UNUSED_NAMED = 4  # unused machines that a note names one by one
+DOMAIN_WIDTH = 20  # columns of the name of an NVLink domain; some are UUIDs
 
 
 class WorkerGroupLike(Protocol):
@@ -60,6 +62,7 @@ class GridNode:
     part: int = 1  # 1-based
     parts: int = 1  # more than 1: the logical node is split over machines
     shared: bool = False  # other logical nodes lie on the same machine
+    domain: str = ""  # NVLink domain of the machine, "" where unknown
 
     @property
     def heading(self) -> str:
@@ -68,8 +71,9 @@ class GridNode:
 
     @property
     def place(self) -> str:
-        """The machine, with a star where other logical nodes lie on it too."""
-        return self.machine + ("*" if self.shared else "")
+        """The machine, with a star where other logical nodes lie on it too, and its NVLink domain in brackets."""
+        domain = self.domain if len(self.domain) <= DOMAIN_WIDTH else f"{self.domain[: DOMAIN_WIDTH - 1]}…"
+        return self.machine + ("*" if self.shared else "") + (f" [{domain}]" if domain else "")
 
 
 @frozen
@@ -102,6 +106,7 @@ class Picture:
         signs = [
             ("(1/2): part 1 of 2 of a logical node that lies on several machines", any(node.parts > 1 for node in self.nodes)),
             ("*: machine of several logical nodes", any(node.shared for node in self.nodes)),
+            ("[...]: NVLink domain of a machine", any(node.domain for node in self.nodes)),
         ]
         return [text for text, shown in signs if shown] + list(self.notes)
 
@@ -150,6 +155,7 @@ def build_role_picture(
             node_id = here[0][1].node_id if here else bundle.node_id
             parts[bundle.node_idx].setdefault(node_id, []).append(_cell(bundle.bundle_idx, here, some_bound))
         placed += [(cluster, node_idx, part) for node_idx, part in enumerate(parts)]
+    domains = {node.node_id: gpu_domain(node) or "" for layout in layouts.values() for node in layout.nodes}
     users = Counter(node_id for _, _, part in placed for node_id in part)
     prefix = len(layouts) > 1
     nodes: list[GridNode] = []
@@ -158,7 +164,8 @@ def build_role_picture(
         if not part:
             nodes.append(GridNode(node_idx, name, ""))
         for number, (node_id, cells) in enumerate(part.items(), start=1):
-            nodes.append(GridNode(node_idx, name, machines[node_id], tuple(cells), number, len(part), shared=users[node_id] > 1))
+            shared, domain = users[node_id] > 1, domains.get(node_id, "")
+            nodes.append(GridNode(node_idx, name, machines[node_id], tuple(cells), number, len(part), shared=shared, domain=domain))
     used = set(users)
     notes = [note for layout in layouts.values() for note in layout.warnings]
     notes += _binding_notes(statuses) + _unused_note(list(layouts.values()), used, machines)

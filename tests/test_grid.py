@@ -23,6 +23,7 @@ from rl_cluster.grid import (
     print_visualization,
     render_grid,
 )
+from rl_cluster.layout import Layout
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -43,6 +44,14 @@ def short_of_binding() -> list[Any]:
     return workers
 
 
+def in_domains(layout: Layout, names: list[str]) -> Layout:
+    """The layout on machines of these NVLink domains, "" for one of none."""
+    labelled = (
+        attrs.evolve(node, labels={"ray.io/gpu-domain": name} if name else {}) for node, name in zip(layout.nodes, names, strict=True)
+    )
+    return attrs.evolve(layout, nodes=tuple(labelled))
+
+
 def foreign(name: str, places: list[tuple[int, int]]) -> Any:
     """A worker group as other frameworks have them: (logical node, local rank) of each worker."""
     return SimpleNamespace(
@@ -60,6 +69,7 @@ DRAWINGS: dict[str, Callable[[], str]] = {
     "uneven_workers": lambda: render_grid(build_picture(UNEVEN, {"worker": make_workers(UNEVEN, binding=False)})),
     "split_shared_empty": lambda: render_grid(build_picture(SPLIT, {"worker": make_workers(SPLIT)})),
     "split_shared_empty_ascii": lambda: render_grid(build_picture(SPLIT, {"worker": make_workers(SPLIT)}), ascii_only=True),
+    "domains": lambda: render_grid(build_picture(in_domains(UNEVEN, ["rack-1", "7a3f2b64-0c1d-4e5f-8a9b-112233445566", ""]))),
     "cpu_only": lambda: render_grid(build_picture(CPU_ONLY, {"worker": make_workers(CPU_ONLY, binding=False)})),
     "marks": lambda: render_grid(build_picture(make_layout([3]), {"worker": short_of_binding()})),
     "workers_32x8": lambda: render_grid(build_picture(LARGE, {"worker": make_workers(LARGE)}), width=80),
