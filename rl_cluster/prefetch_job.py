@@ -14,7 +14,7 @@ from rl_cluster.interrupts import Interrupts
 from rl_cluster.job import inventory_to_simulate
 from rl_cluster.naming import count_of
 from rl_cluster.python_prefetch import Prefetched, Requests, plans_to_prefetch, prefetch, requests_on, unfinished
-from rl_cluster.recipe_job import recipe_of
+from rl_cluster.recipe_job import recipe_of, run_alone
 from rl_cluster.recipe_plan import error_of_role
 from rl_cluster.recipe_spec import RecipeSpec
 from rl_cluster.rehearsal import planned_on, through_recipe, with_rehearsal
@@ -56,7 +56,9 @@ class PrefetchRun(Run):
 
     def findings(self) -> dict[str, Any]:
         """What became of each environment on each node."""
-        return {"recipe": self.state.recipe, "prefetched": unfinished(self.state.requests, self.state.rows)}
+        state, spec = self.state, self.spec
+        prefetched = unfinished(state.requests, state.rows)
+        return {"spec": spec if spec.recipe is None else run_alone(spec), "recipe": state.recipe, "prefetched": prefetched}
 
     def last_line(self, failed: str | None) -> str:
         """The verdict."""

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 COMMAND_CHECK_S = 120.0
 _GRACE_S = 30.0  # beyond build_timeout_s, for the answer of a node whose own deadline has passed
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-_KEYS = re.compile(r"(?<![\w./-])python\.(?=(executable|project_dir|venv_dir|build_timeout_s)\b)")
+_KEYS = re.compile(r"(?<![\w./-])(?=python\.(executable|project_dir|venv_dir|build_timeout_s)\b|worker\.nsight)")
 
 
 def build_on_nodes(
@@ -91,13 +91,13 @@ def build_each(
         late_fix=f"look whether the node is alive (ray status), or raise {plan.where}.build_timeout_s",
     )
     for node, outcome in on_nodes(work, build, dict.fromkeys(node_ids, (plan,)), progress or logger.info):
-        yield node, named(outcome, plan.where) if isinstance(outcome, PythonEnvError) else outcome
+        yield node, named(outcome, plan.where.removesuffix("python")) if isinstance(outcome, PythonEnvError) else outcome
 
 
-def named(error: PythonEnvError, where: str) -> PythonEnvError:
-    """The error with the keys as the config has them (``policy.python.executable``): nodes say ``python``."""
+def named(error: PythonEnvError, above: str) -> PythonEnvError:
+    """The error with the keys as the config has them: nodes say ``python.executable``, a recipe has it above as ``policy.``"""
     head, separator, output = error.message.partition("\nLast lines of its output:\n")
-    head = _KEYS.sub(f"{where}.", head)
+    head = _KEYS.sub(above, head)
     return PythonEnvError(head + separator + output, **error.facts)
 
 

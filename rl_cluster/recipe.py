@@ -134,7 +134,7 @@ def build_recipe(
                     )
                 )
             except PythonEnvError as error:
-                raise named(error, f"{role.path}.python") from error
+                raise named(error, f"{role.path}.") from error
             say(f"{name}: {len(seats.bundles)} of {len(seats.bundles)} workers up")
         clusters = {name: owned[role.owner] for name, role in recipe.roles.items()}
         yield Recipe(spec=recipe, plan=plan, clusters=clusters, groups=groups, ray=ray_session)

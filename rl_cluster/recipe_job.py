@@ -57,6 +57,7 @@ class RecipeRun(Run):
         state = self.state
         layouts = state.plan.layouts if state.plan else {}
         return {
+            "spec": run_alone(self.spec),
             "layouts": layouts,
             "recipe": state.recipe,
             "groups": state.records,
@@ -174,6 +175,11 @@ class RecipeRun(Run):
             others=others,
         )
         state.checks += [attrs.evolve(check, name=f"{name}: {check.name}") for check in checks]
+
+
+def run_alone(spec: RunSpec) -> dict[str, Any]:
+    """The keys of a run that count beside a recipe: what its roles say is not run.py's."""
+    return {name: value for name, value in attrs.asdict(spec, recurse=False).items() if name not in NOT_WITH_RECIPE}
 
 
 def recipe_of(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:

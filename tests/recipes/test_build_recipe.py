@@ -32,12 +32,19 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def test_a_python_that_does_not_run_is_told_with_the_key_of_its_role(connected: None) -> None:
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        pytest.param({"python": {"executable": "/bin/false"}}, r"python\.executable", id="python"),
+        pytest.param({"worker": {"target": "host_workers.Told", "nsight": {"no-such-option": 1}}}, r"worker\.nsight", id="nsight"),
+    ],
+)
+def test_what_a_node_can_not_do_is_told_with_the_key_of_its_role(connected: None, reward: dict[str, Any], said: str) -> None:
     """And not with that of ``run.py``."""
     from rl_cluster import build_recipe
 
-    roles = {**RECIPE["roles"], "reward": {**RECIPE["roles"]["reward"], "python": {"executable": "/bin/false"}}}
-    with pytest.raises(PythonEnvError, match=r"^roles\.reward\.python\.executable on node "), build_recipe({**RECIPE, "roles": roles}):
+    roles = {**RECIPE["roles"], "reward": {**RECIPE["roles"]["reward"], **reward}}
+    with pytest.raises(PythonEnvError, match=rf"^roles\.reward\.{said} on node "), build_recipe({**RECIPE, "roles": roles}):
         pytest.fail("it came up")
 
 

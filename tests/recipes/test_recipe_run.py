@@ -147,6 +147,7 @@ def test_run_py_plans_a_recipe(folder: Path) -> None:
     assert (code, err) == (0, "planning on file machines.yaml: 2 machines\n")
     assert out == f"{DRAWN}files: {folder / 'out'}\n{PLANNED}\n"
     report = json.loads((folder / "out/report.json").read_text(encoding="utf-8"))
+    assert not {"cluster", "numa", "python", "worker", "env"} & set(report["spec"])  # each role has its own
     assert report["layout"] is None
     assert {name: layout["bundle_counts"] for name, layout in report["layouts"].items()} == {"policy": [2, 2]}
     assert report["recipe"]["roles"]["reward"]["on"] == {"cluster": "policy", "nodes": [1], "gpus": None}
