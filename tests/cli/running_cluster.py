@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,14 @@ NODES, GPUS = 2, 2
 class RunningCluster:
     """The cluster, as the tests see it."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        self._process = subprocess.Popen(
-            [sys.executable, __file__], env={**env, "PYTHONPATH": root}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self) -> None:
+        # Ray's sockets lie below it, and a socket's path has at most 107 bytes, so pytest's own folder is too deep
+        self._temporary = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+        env = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
+        env |= {"TMPDIR": str(self._temporary), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+        self._process = subprocess.Popen([sys.executable, __file__], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._lost_head = False
         self.address: str = self._answer()
 
     def ask(self, word: str) -> Any:
@@ -54,6 +60,7 @@ class RunningCluster:
 
     def lose_head(self) -> None:
         """Kill its control service, as the loss of the head node does."""
+        self._lost_head = True
         self._head().kill()
 
     @contextlib.contextmanager
@@ -71,12 +78,15 @@ class RunningCluster:
 
     def end(self) -> None:
         """Stop it, and wait until all of it is gone."""
+        if self._lost_head:
+            self._process.kill()  # it would wait for its head for a minute
         self._process.communicate(timeout=60)
-
-    def kill(self) -> None:
-        """End what has lost its head: it would wait for it for a minute."""
-        self._process.kill()
-        self._process.communicate()
+        deadline = time.monotonic() + 30
+        while any(self._temporary.glob("rl[cs]-*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        left = list(self._temporary.glob("rl[cs]-*"))
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        assert not left, left
 
 
 def _state() -> dict[str, Any]:

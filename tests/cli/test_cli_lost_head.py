@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from run_py import RunPy
@@ -25,17 +21,11 @@ SOON = {"RAY_gcs_rpc_server_reconnect_timeout_s": "16"}  # and so after 12 s her
 @pytest.fixture
 def cluster() -> Iterator[RunningCluster]:
     """Two nodes of 2 GPUs and 8 CPUs each."""
-    temporary = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
-    env = {**os.environ, "TMPDIR": str(temporary), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    running = RunningCluster({name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")})
+    running = RunningCluster()
     try:
         yield running
     finally:
-        running.kill()
-        deadline = time.monotonic() + 30
-        while any(temporary.glob("rl[cs]-*")) and time.monotonic() < deadline:  # what ends it removes its folder at last
-            time.sleep(0.1)
-        shutil.rmtree(temporary, ignore_errors=True)
+        running.end()
 
 
 @pytest.mark.parametrize("when", ["waits", "holds"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,14 +38,11 @@ class Adder:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
     """Two nodes of 2 GPUs and 8 CPUs each."""
-    temporary = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
-    env = {**os.environ, "TMPDIR": str(temporary), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    running = RunningCluster({name: value for name, value in env.items() if name not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")})
+    running = RunningCluster()
     try:
         yield running
     finally:
         running.end()
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @pytest.fixture
