@@ -45,13 +45,11 @@ def test_the_run_ends_by_itself_with_its_last_line(run_py: RunPy, cluster: Runni
     assert validate_report(done.report) == []
 
 
-@pytest.mark.parametrize("when", ["waits", "holds"])
-def test_sigterm_is_heard(run_py: RunPy, cluster: RunningCluster, when: str) -> None:
+def test_sigterm_is_heard(run_py: RunPy, cluster: RunningCluster) -> None:
     """A batch system's SIGTERM ends it with the signal's exit code, long before Ray's own limit, which here is the usual one."""
-    if when == "waits":
-        cluster.ask("take")
-    run = run_py.start(*TWO_OF_TWO, "hold=true", f"ray.address={cluster.address}")
-    run.until_it_says("waiting for resources" if when == "waits" else "holding the layout")
+    cluster.ask("take")
+    run = run_py.start(*TWO_OF_TWO, f"ray.address={cluster.address}")
+    run.until_it_says("waiting for resources")
     cluster.lose_head()
     run.until_it_says("does not answer; waits 45 s for it ...")
     run.terminate()
