@@ -31,9 +31,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_cluster import simulate
 from rl_cluster.builders import build_cluster, build_worker_group
+from rl_cluster.connection.session import open_ray
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.schema import ClusterSpec, NumaSpec, PythonSpec, RaySpec
-from rl_cluster.session import open_ray
 
 GPUS = 8
 SETTLE_S = 30.0

@@ -23,10 +23,10 @@ import ray
 from ray.util.placement_group import placement_group
 
 from rl_cluster.builders import build_cluster
+from rl_cluster.connection.session import open_ray
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.placement import remove
+from rl_cluster.placing.placement import remove
 from rl_cluster.schema import ClusterSpec, RaySpec
-from rl_cluster.session import open_ray
 
 GPUS = 8
 SETTLE_S = 30.0

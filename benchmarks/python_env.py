@@ -6,8 +6,8 @@ From nothing placed to the first call answered on all workers, binding and ranks
 * ``ready``: BASE of a small uv project whose environment has been built before: one look per node, then workers in its ``bin/python``.
 * ``bare``: bare actors of Ray whose runtime_env names the same ``bin/python``. No look, no rank, no binding, no check.
 
-Twice: on a Ray that we start, where workers with a runtime_env start by ``rl_cluster/_setup_worker.py``, and on one that starts them as
-Ray does by itself, as a cluster of others does (``--starts``).
+Twice: on a Ray that we start, where workers with a runtime_env start by ``rl_cluster/ground/_setup_worker.py``, and on one that starts them
+as Ray does by itself, as a cluster of others does (``--starts``).
 
     python benchmarks/python_env.py [--nodes 2] [--pairs 5] [--starts ours rays] [--json FILE]
 """
@@ -26,10 +26,10 @@ import ray
 from bring_up import GPUS, bare, in_turn, ours, settle
 
 from rl_cluster import simulate
+from rl_cluster.connection.session import open_ray
 from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.process.uv_store import MARKER
 from rl_cluster.schema import PythonSpec, RaySpec
-from rl_cluster.session import open_ray
-from rl_cluster.uv_store import MARKER
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from uv_project import builds_of, make_project

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from statistics import median
 
+from rl_cluster.config_files.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.grid import render_grid
-from rl_cluster.inventory_file import parse_inventory
-from rl_cluster.layout import Shortfall
-from rl_cluster.recipe_plan import build_recipe_picture, plan_recipe
-from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
-from rl_cluster.svg import render_svg
+from rl_cluster.planning.inventory_file import parse_inventory
+from rl_cluster.planning.layout import Shortfall
+from rl_cluster.recipes.recipe_plan import build_recipe_picture, plan_recipe
+from rl_cluster.views.svg import render_svg
 
 RUN_PY = Path(__file__).resolve().parent.parent / "run.py"
 REPEATS = 5

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rl_cluster.grid import render_grid
 from rl_cluster.inventory import Inventory
-from rl_cluster.inventory_file import load_inventory, parse_inventory
-from rl_cluster.picture import build_picture
 from rl_cluster.plan import Shortfall, plan_layout, render_shortfall
+from rl_cluster.planning.inventory_file import load_inventory, parse_inventory
 from rl_cluster.schema import ClusterSpec
+from rl_cluster.views.picture import build_picture
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "placement.md"

@@ -15,15 +15,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rl_cluster.check_cli import main as check
+from rl_cluster.config_files.recipe_file import load_recipe
 from rl_cluster.errors import ConfigError
 from rl_cluster.grid import render_grid
-from rl_cluster.inventory_file import parse_inventory
-from rl_cluster.layout import Shortfall
-from rl_cluster.recipe_file import load_recipe
-from rl_cluster.recipe_plan import build_recipe_picture, plan_recipe, shortfall_error
-from rl_cluster.recipe_preview import planned_line
-from rl_cluster.svg import render_svg
+from rl_cluster.planning.inventory_file import parse_inventory
+from rl_cluster.planning.layout import Shortfall
+from rl_cluster.programs.check_cli import main as check
+from rl_cluster.recipes.recipe_plan import build_recipe_picture, plan_recipe, shortfall_error
+from rl_cluster.recipes.recipe_preview import planned_line
+from rl_cluster.views.svg import render_svg
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"

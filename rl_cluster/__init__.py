@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rl_cluster.config import load_numa as load_numa
     from rl_cluster.config import load_python as load_python
     from rl_cluster.config import load_ray as load_ray
-    from rl_cluster.recipe import build_recipe as build_recipe
-    from rl_cluster.recipe_file import load_recipe as load_recipe
-    from rl_cluster.recipe_run import run_recipe as run_recipe
-    from rl_cluster.recipe_spec import recipe_from_config as recipe_from_config
+    from rl_cluster.config_files.recipe_file import load_recipe as load_recipe
+    from rl_cluster.config_files.recipe_spec import recipe_from_config as recipe_from_config
+    from rl_cluster.programs.recipe_run import run_recipe as run_recipe
+    from rl_cluster.recipes.recipe import build_recipe as build_recipe
     from rl_cluster.virtual_cluster import RayVirtualCluster as RayVirtualCluster
     from rl_cluster.worker_group import RayWorkerGroup as RayWorkerGroup
 
@@ -38,7 +38,7 @@ _HOMES = {
     "build_cluster": "builders",
     "build_clusters": "builders",
     "build_placement_groups": "builders",
-    "build_recipe": "recipe",
+    "build_recipe": "recipes.recipe",
     "build_runtime_env": "builders",
     "build_worker_group": "builders",
     "from_config": "config",
@@ -46,11 +46,11 @@ _HOMES = {
     "load_numa": "config",
     "load_python": "config",
     "load_ray": "config",
-    "load_recipe": "recipe_file",
+    "load_recipe": "config_files.recipe_file",
     "open_ray": "builders",
     "prefetch_python": "builders",
-    "recipe_from_config": "recipe_spec",
-    "run_recipe": "recipe_run",
+    "recipe_from_config": "config_files.recipe_spec",
+    "run_recipe": "programs.recipe_run",
 }
 
 __all__ = sorted(_HOMES)

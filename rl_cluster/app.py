@@ -13,7 +13,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGINT, _end_quietly)
-    from rl_cluster.hydra_app import run_program
+    from rl_cluster.programs.hydra_app import run_program
 
     run_program()
 

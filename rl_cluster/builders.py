@@ -14,23 +14,24 @@ from typing import Any
 import attrs
 from ray.util.placement_group import PlacementGroup
 
-from rl_cluster import session, worker_setup
-from rl_cluster.actors import RayWorkerBuilder
-from rl_cluster.arguments import check_names
-from rl_cluster.bring_up import Progress as WorkerProgress
 from rl_cluster.config import from_config, full_key
+from rl_cluster.connection import session
+from rl_cluster.connection.session import RaySession
 from rl_cluster.errors import ConfigError, ResourceInsufficientError
-from rl_cluster.layout import Shortfall, error_at
+from rl_cluster.ground.arguments import check_names
 from rl_cluster.numa.callback import Binding
-from rl_cluster.placement import Progress, place_all
+from rl_cluster.placing.placement import Progress, place_all
+from rl_cluster.planning.layout import Shortfall, error_at
+from rl_cluster.planning.simulated_inventory import simulated_inventory_for_all
+from rl_cluster.process.python_prefetch import Prefetched, plans_to_prefetch, prefetch, requests_on
+from rl_cluster.process.worker_env import mask_text
 from rl_cluster.python_env import resolve_python
-from rl_cluster.python_prefetch import Prefetched, plans_to_prefetch, prefetch, requests_on
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec
-from rl_cluster.session import RaySession
-from rl_cluster.simulated_inventory import simulated_inventory_for_all
 from rl_cluster.virtual_cluster import RayVirtualCluster
-from rl_cluster.worker_env import mask_text
 from rl_cluster.worker_group import PerWorker, RayWorkerGroup
+from rl_cluster.workers import worker_setup
+from rl_cluster.workers.actors import RayWorkerBuilder
+from rl_cluster.workers.bring_up import Progress as WorkerProgress
 
 __all__ = [
     "build_binding",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import attrs
 
-from rl_cluster import rules
 from rl_cluster.errors import ConfigError
-from rl_cluster.rules import RuleBroken
+from rl_cluster.ground import rules
+from rl_cluster.ground.rules import RuleBroken
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec, RunSpec, WorkerSpec
 
 if TYPE_CHECKING:
@@ -228,14 +228,14 @@ def load_run(overrides: Sequence[str] = ()) -> RunSpec:
     Raises:
         ConfigError: an unknown option, key or value.
     """
-    from rl_cluster import options
+    from rl_cluster.config_files import options
 
     tree, problems = options.run_tree(_words(overrides))
     return _spec_of(tree, RunSpec, "", problems)
 
 
 def _load(kind: type[Spec], group: str, name: str, overrides: Sequence[str]) -> Spec:
-    from rl_cluster import options
+    from rl_cluster.config_files import options
 
     tree, problems = options.group_tree(group, name, _words(overrides))
     return _spec_of(tree, kind, group, problems)
@@ -265,7 +265,7 @@ def describe_compose_error(error: BaseException, overrides: Sequence[str]) -> li
         overrides: the whole command line (``sys.argv[1:]``), Hydra's flags and its own keys (``hydra.*``) with it: they say where a
             user's own option files lie, which are read too.
     """
-    from rl_cluster.compose_error import explain_compose_error
+    from rl_cluster.config_files.compose_error import explain_compose_error
 
     return explain_compose_error(error, overrides)
 

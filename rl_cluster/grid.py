@@ -7,9 +7,9 @@ from itertools import groupby
 
 from attrs import frozen
 
-from rl_cluster.grid_data import create_visualization_grid, get_worker_cells, print_legend, print_visualization
-from rl_cluster.naming import count_of
-from rl_cluster.picture import (
+from rl_cluster.planning.naming import count_of
+from rl_cluster.views.grid_data import create_visualization_grid, get_worker_cells, print_legend, print_visualization
+from rl_cluster.views.picture import (
     CellWorker,
     GridCell,
     GridGroup,

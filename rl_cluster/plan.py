@@ -8,17 +8,25 @@ from itertools import permutations
 
 from attrs import evolve, frozen
 
-from rl_cluster.diagnosis import diagnose, render_shortfall
-from rl_cluster.holders import nothing_held
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.layout import Layout, NodeShortfall, PlacedBundle, Shortfall
-from rl_cluster.packing import Packing
-from rl_cluster.packing_joint import Cluster, search_joint
-from rl_cluster.problem import RESOURCE_UNIT, Problem, state_problem
-from rl_cluster.ranks import WorkerPosition, WorkerRank, engine_slices, layout_positions, order_workers, rank_workers, sorted_bundle_indices
+from rl_cluster.planning.diagnosis import diagnose, render_shortfall
+from rl_cluster.planning.holders import nothing_held
+from rl_cluster.planning.layout import Layout, NodeShortfall, PlacedBundle, Shortfall
+from rl_cluster.planning.packing import Packing
+from rl_cluster.planning.packing_joint import Cluster, search_joint
+from rl_cluster.planning.problem import RESOURCE_UNIT, Problem, state_problem
+from rl_cluster.planning.ranks import (
+    WorkerPosition,
+    WorkerRank,
+    engine_slices,
+    layout_positions,
+    order_workers,
+    rank_workers,
+    sorted_bundle_indices,
+)
+from rl_cluster.planning.selectors import unknown_exclusions
+from rl_cluster.planning.suggestions import Question
 from rl_cluster.schema import ClusterSpec, resolve_local
-from rl_cluster.selectors import unknown_exclusions
-from rl_cluster.suggestions import Question
 
 __all__ = [
     "Layout",

@@ -21,7 +21,7 @@ from rl_cluster.numa.machine import Machine
 from rl_cluster.numa.place import NodePlace, find_place
 from rl_cluster.numa.sources import SOURCES, Location, find_gpu
 from rl_cluster.numa.system import snapshot_system
-from rl_cluster.screen import command, say
+from rl_cluster.views.screen import command, say
 
 
 @command

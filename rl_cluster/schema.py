@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 from attrs import define, field, setters
 
-from rl_cluster import rules
 from rl_cluster.errors import ConfigError
-from rl_cluster.label_rules import LABEL_KEY, LABEL_VALUE
-from rl_cluster.process_rules import NO_RANKS, RANK_VARIABLES, forwards_no_rank, is_executable, is_nsight, names_one
-from rl_cluster.rules import (
+from rl_cluster.ground import rules
+from rl_cluster.ground.label_rules import LABEL_KEY, LABEL_VALUE
+from rl_cluster.ground.process_rules import NO_RANKS, RANK_VARIABLES, forwards_no_rank, is_executable, is_nsight, names_one
+from rl_cluster.ground.rules import (
     AtLeast,
     AtMost,
     AtMostItems,

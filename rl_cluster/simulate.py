@@ -14,11 +14,11 @@ from pathlib import Path
 
 from attrs import frozen
 
+from rl_cluster.connection.ray_home import ray_home
+from rl_cluster.connection.ray_start import quick_worker_starts, real_devices_hidden, unannounced
 from rl_cluster.errors import ConfigError, RlClusterError
 from rl_cluster.inventory import FILE_ADDRESS_LABEL, Inventory, PhysicalNode
 from rl_cluster.numa.affinity_file import write_affinity_file
-from rl_cluster.ray_home import ray_home
-from rl_cluster.ray_start import quick_worker_starts, real_devices_hidden, unannounced
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,17 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rl_cluster import grid_data as drawing
-from rl_cluster import placement, python_env, ranks
-from rl_cluster.arguments import check_flag, check_whole, check_wholes
+from rl_cluster import python_env
+from rl_cluster.connection.session import init_ray
 from rl_cluster.errors import ConfigError, ResourceInsufficientError, RlClusterError
+from rl_cluster.ground.arguments import check_flag, check_whole, check_wholes
+from rl_cluster.placing import placement
+from rl_cluster.placing.port_keeper import PortKeeper, bundle_seats, free_ports, results
+from rl_cluster.placing.port_keeper import _get_node_ip_and_free_port as _get_node_ip_and_free_port
 from rl_cluster.plan import Layout, PlacedBundle
-from rl_cluster.port_keeper import PortKeeper, bundle_seats, free_ports, results
-from rl_cluster.port_keeper import _get_node_ip_and_free_port as _get_node_ip_and_free_port
+from rl_cluster.planning import ranks
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.session import init_ray
+from rl_cluster.views import grid_data as drawing
 
 __all__ = [
     "PY_EXECUTABLES",

@@ -13,21 +13,21 @@ import ray
 from ray._private import state as ray_state
 from ray.actor import ActorHandle
 
-from rl_cluster import worker_setup
-from rl_cluster.actors import ActorRecipe, RayWorkerBuilder, Seat, made_by, merge_options, start_maker
-from rl_cluster.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole, own_arguments
-from rl_cluster.bring_up import Progress, bring_up, cause_text, end
-from rl_cluster.bundle_choice import bundle_share, choose_bundles
 from rl_cluster.errors import BindingError, ConfigError, RlClusterError, WorkerError, WorkerLostError
-from rl_cluster.node_work import let_go
-from rl_cluster.nsight import END_S, NodeNsys, ProfileRecord
+from rl_cluster.ground.arguments import check_names, check_per_worker, check_seconds, check_sequence, check_text, check_whole, own_arguments
 from rl_cluster.plan import PlacedBundle
-from rl_cluster.profiles import END_AFTER_ERROR_S, Asked, Profiles, ask_for_profiles
-from rl_cluster.records import WorkerRecord
+from rl_cluster.process.node_work import let_go
+from rl_cluster.process.nsight import END_S, NodeNsys, ProfileRecord
+from rl_cluster.process.records import WorkerRecord
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec
-from rl_cluster.target_import import import_target
 from rl_cluster.virtual_cluster import RayVirtualCluster
-from rl_cluster.worker_logs import last_words
+from rl_cluster.workers import worker_setup
+from rl_cluster.workers.actors import ActorRecipe, RayWorkerBuilder, Seat, made_by, merge_options, start_maker
+from rl_cluster.workers.bring_up import Progress, bring_up, cause_text, end
+from rl_cluster.workers.bundle_choice import bundle_share, choose_bundles
+from rl_cluster.workers.profiles import END_AFTER_ERROR_S, Asked, Profiles, ask_for_profiles
+from rl_cluster.workers.target_import import import_target
+from rl_cluster.workers.worker_logs import last_words
 
 PerWorker = Sequence[Mapping[str, Any]] | Callable[[WorkerRecord], Mapping[str, Any]]
 __all__ = ["PerWorker", "RayWorkerBuilder", "RayWorkerGroup"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl_cluster.inventory import PhysicalNode
-from rl_cluster.layout import Layout, PlacedBundle
 from rl_cluster.numa.report import BindingReport
-from rl_cluster.records import WorkerRecord
+from rl_cluster.planning.layout import Layout, PlacedBundle
+from rl_cluster.process.records import WorkerRecord
 from rl_cluster.schema import ClusterSpec
 
 

@@ -9,8 +9,8 @@ from attrs import evolve
 from hypothesis import strategies as st
 
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.packing import packing_cost
 from rl_cluster.plan import Shortfall, plan_layout
+from rl_cluster.planning.packing import packing_cost
 from rl_cluster.schema import STRATEGIES, ClusterSpec
 
 AMOUNTS = {"GPU": 8.0, "CPU": 64.0}

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -16,71 +15,30 @@ import rl_cluster
 
 PACKAGE = Path(rl_cluster.__file__).parent
 
-# From the ground up. A module imports from its own layer and from those below it, never from above.
-LAYERS: dict[str, set[str]] = {
-    "ground": {"errors", "label_rules", "process_rules", "rules", "schema", "interrupts", "_ask_python", "_reaper", "_setup_worker"},
-    "config": {"arguments", "command_line", "compose_error", "config", "options", "recipe_file", "recipe_spec", "text_file"},
-    "planning": {
-        *(
-            "diagnosis",
-            "inventory",
-            "inventory_file",
-            "layout",
-            "packing",
-            "packing_exact",
-            "packing_greedy",
-            "packing_joint",
-            "plan",
-            "problem",
-            "ranks",
-        ),
-        *("holders", "naming", "suggestions"),
-        *("inventory_dump", "segments", "selectors", "shortfall_text", "simulated_inventory", "simulated_union", "topology"),
-    },
-    "numa": {
-        *("numa", "numa.affinity_file", "numa.bind", "numa.callback", "numa.choose", "numa.commands", "numa.cpulist", "numa.gpus"),
-        *("numa.kernel", "numa.machine", "numa.memory", "numa.nvml", "numa.pci", "numa.report", "numa.sources", "numa.split"),
-        *("numa.place", "numa.system", "numa.threads", "numa.topo", "numa_utils"),
-    },
-    "process": {
-        *("node_work", "nsight", "ports", "records", "worker_env"),
-        *("python_build", "python_check", "python_env", "python_prefetch", "uv_build", "uv_errors", "uv_key"),
-        *("uv_local", "uv_request", "uv_step", "uv_store"),
-    },
-    "views": {
-        *("checks", "checks_inside", "grid", "grid_data", "picture", "report", "report_schema", "screen", "svg", "svg_shapes"),
-        *("sweep_summary", "sweep_svg", "sweep_table", "table"),
-    },
-    "recipes": {"recipe_plan"},
-    "ray": {"ray_home", "ray_start", "snapshot", "reach", "session", "simulate", "simulate_shared"},
-    "cluster": {"autoscaler", "placement", "port_keeper", "virtual_cluster"},
-    "workers": {
-        *("actors", "bring_up", "bundle_choice", "profiles", "target_check", "target_import"),
-        *("worker_boot", "worker_group", "worker_logs", "worker_setup"),
-    },
-    "builders": {"builders", "recipe", "recipe_preview"},
-    "programs": {
-        *("app", "check_cli", "check_worker", "conf_check", "conf_lines", "hold", "hydra_app", "inventory_cli", "job", "pulse"),
-        *("prefetch_job", "probe"),
-        *("python_env_cli", "recipe_job", "recipe_run", "rehearsal", "runs", "sweep"),
-    },
+# From the ground up: a room is a folder, and perhaps doors, modules at the top of the package. A module imports from its own room and from
+# those below it, never from above.
+ROOMS: dict[str, set[str]] = {
+    "ground": {"errors", "schema"},
+    "config_files": {"config"},
+    "planning": {"inventory", "plan"},
+    "numa": {"numa_utils"},
+    "process": {"ports", "python_env"},
+    "views": {"grid"},
+    "connection": {"simulate"},
+    "placing": {"virtual_cluster"},
+    "workers": {"worker_group"},
+    "recipes": {"builders"},
+    "programs": {"app", "probe"},
 }
-
 # Only these may import Ray when they are imported; all others import it inside the function that needs it, or never.
 IMPORT_RAY = {
-    "actors",
-    "autoscaler",
-    "bring_up",
     "builders",
-    "placement",
-    "port_keeper",
-    "profiles",
-    "recipe",
-    "session",
-    "target_import",
+    "connection.session",
+    *("placing.autoscaler", "placing.placement", "placing.port_keeper"),
+    "recipes.recipe",
     "virtual_cluster",
     "worker_group",
-    "bundle_choice",
+    *("workers.actors", "workers.bring_up", "workers.bundle_choice", "workers.profiles", "workers.target_import"),
 }
 # Libraries that cost time to import, so only functions import them.
 ONLY_INSIDE_FUNCTIONS = {"ray", "hydra", "omegaconf", "rich", "pynvml"}
@@ -92,7 +50,12 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"}
-LEVEL = {module: level for level, modules in enumerate(LAYERS.values()) for module in modules}
+ROOM = {door: room for room, doors in ROOMS.items() for door in doors}
+
+
+def level_of(module: str) -> int:
+    """The place of a module's room, from the ground up."""
+    return list(ROOMS).index(ROOM.get(module) or module.partition(".")[0])
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -125,32 +88,27 @@ def own_imports(module: str) -> set[str]:
     return found - {""}
 
 
-def test_every_module_has_its_layer() -> None:
-    """No module is outside the house, and no layer names one that is not there."""
-    assert set(LEVEL) == set(MODULES)
-    assert len(LEVEL) == sum(len(modules) for modules in LAYERS.values())
+def test_every_module_is_in_a_room() -> None:
+    """A folder for each room; what stands beside the folders is a door."""
+    assert {module.partition(".")[0] for module in MODULES} == set(ROOMS) | set(ROOM)
+    assert set(ROOM) <= set(MODULES)
 
 
 PAGE = Path(__file__).parents[1] / "docs/architecture.md"
 
 
 def test_the_page_shows_the_same_rooms() -> None:
-    """docs/architecture.md has a row for each layer, in this order, and its names (``checks*``, ``numa/*``) mean that layer's modules."""
-    table = PAGE.read_text(encoding="utf-8").split("| room | modules |", 1)[1].split("\n\n", 1)[0]
-    rows = [line.split("|") for line in table.splitlines()[2:]]
-    assert [cells[1].strip() for cells in rows] == list(LAYERS)
-    for cells in rows:
-        modules = {module.replace(".", "/") for module in LAYERS[cells[1].strip()]} - {"numa"}
-        names = re.findall(r"`([^`]+)`", cells[2])
-        assert {module for module in modules if not any(fnmatchcase(module, name) for name in names)} == set(), cells[1]
-        assert [name for name in names if not any(fnmatchcase(module, name) for module in modules)] == [], cells[1]
+    """docs/architecture.md has a row for each room, in this order, with its doors."""
+    table = PAGE.read_text(encoding="utf-8").split("| room | doors |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
+    assert {cells[1].strip("`/"): set(re.findall(r"`([^`]+)`", cells[2])) for cells in rows} == ROOMS
+    assert [cells[1].strip("`/") for cells in rows] == list(ROOMS)
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_go_down(module: str) -> None:
-    """A module imports, also inside functions, only from its own layer and those below."""
-    level = LEVEL[module]
-    assert {name for name in own_imports(module) if LEVEL[name] > level} == set()
+    """A module imports, also inside functions, only from its own room and those below."""
+    assert {name for name in own_imports(module) if level_of(name) > level_of(module)} == set()
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -164,7 +122,8 @@ def test_costly_libraries_are_imported_inside_functions(module: str) -> None:
 
 def test_what_needs_no_ray_imports_none() -> None:
     """Importing every module that is not about a running Ray brings in no Ray, Hydra, omegaconf or rich, and prints nothing."""
-    about_ray = {*IMPORT_RAY, "job", "prefetch_job", "recipe_job", "target_check", "worker_setup"}  # those that import one of them
+    importers = ("programs.job", "programs.prefetch_job", "programs.recipe_job", "workers.target_check", "workers.worker_setup")
+    about_ray = {*IMPORT_RAY, *importers}  # those that import one of them
     wanted = sorted(set(MODULES) - about_ray)
     program = "\n".join(
         [

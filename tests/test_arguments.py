@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rl_cluster import placement
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.errors import ConfigError, RlClusterError
+from rl_cluster.placing import placement
 from rl_cluster.schema import ClusterSpec
 from rl_cluster.virtual_cluster import RayVirtualCluster
 

@@ -11,10 +11,10 @@ import attrs
 import pytest
 from made_up import make_binding, make_layout, make_workers
 
-from rl_cluster.checks import Check, Rendezvous, check_workers
-from rl_cluster.checks_inside import drift
-from rl_cluster.records import WorkerRecord
+from rl_cluster.process.records import WorkerRecord
 from rl_cluster.schema import NumaSpec, PythonSpec, RunSpec
+from rl_cluster.views.checks import Check, Rendezvous, check_workers
+from rl_cluster.views.checks_inside import drift
 
 LAYOUT = make_layout([2, 2])
 NAMES = ["ranks", "rank variables", "rendezvous", "placement", "strategy", "devices", "processes", "bindings", "python"]

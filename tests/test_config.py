@@ -239,7 +239,7 @@ def state():
     singletons = version.getbase(), sorted(kind.__name__ for kind in Singleton._instances)
     return singletons, copy.deepcopy(ConfigStore.instance().repo), set(BaseContainer._resolvers)
 before = state()
-import rl_cluster.options
+import rl_cluster.config_files.options
 rl_cluster.config.load_run(["cluster=2x8_spread"])
 print(state() == before, "ray" in sys.modules)
 """

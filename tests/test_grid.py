@@ -23,7 +23,7 @@ from rl_cluster.grid import (
     print_visualization,
     render_grid,
 )
-from rl_cluster.layout import Layout
+from rl_cluster.planning.layout import Layout
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.inventory_dump import dump_inventory
-from rl_cluster.inventory_file import load_inventory, parse_inventory
+from rl_cluster.planning.inventory_dump import dump_inventory
+from rl_cluster.planning.inventory_file import load_inventory, parse_inventory
 
 
 def read_again(tmp_path: Path, *nodes: PhysicalNode) -> tuple[str, list[PhysicalNode]]:

@@ -9,8 +9,8 @@ import yaml
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.inventory_file import NODE_KEYS, load_inventory, parse_inventory
 from rl_cluster.plan import Layout, plan_layout
+from rl_cluster.planning.inventory_file import NODE_KEYS, load_inventory, parse_inventory
 from rl_cluster.schema import ClusterSpec
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "inventories"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rl_cluster.connection.snapshot import snapshot_inventory
 from rl_cluster.errors import ClusterUnreachableError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.inventory_dump import dump_inventory
-from rl_cluster.inventory_file import load_inventory, parse_inventory
 from rl_cluster.plan import Layout, plan_layout
+from rl_cluster.planning.inventory_dump import dump_inventory
+from rl_cluster.planning.inventory_file import load_inventory, parse_inventory
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.snapshot import snapshot_inventory
 
 pytestmark = pytest.mark.ray
 
@@ -129,7 +129,7 @@ def test_who_holds_what_is_named(address: str) -> None:
 
 def test_the_command_saves_the_cluster(address: str, tmp_path: Path) -> None:
     """``rl-cluster-inventory`` prints a file from which the same nodes are read."""
-    from rl_cluster.inventory_cli import main
+    from rl_cluster.programs.inventory_cli import main
 
     text, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(text), redirect_stderr(errors):
@@ -143,7 +143,7 @@ def test_the_command_saves_the_cluster(address: str, tmp_path: Path) -> None:
 
 def test_the_command_says_in_one_line_that_nothing_answers() -> None:
     """A wrong address is exit 3 and one line, without a traceback."""
-    from rl_cluster.inventory_cli import main
+    from rl_cluster.programs.inventory_cli import main
 
     text, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(text), redirect_stderr(errors):

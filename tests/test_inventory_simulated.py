@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.inventory_file import parse_inventory
 from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.planning.inventory_file import parse_inventory
+from rl_cluster.planning.simulated_inventory import inventory_of_file, simulated_inventory
 from rl_cluster.schema import ClusterSpec, RaySpec
 from rl_cluster.simulate import simulated_cluster
-from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory
 
 
 @pytest.mark.parametrize(

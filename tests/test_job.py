@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster.job import ClusterRun
-from rl_cluster.report import validate_report
-from rl_cluster.runs import RunFiles
+from rl_cluster.programs.job import ClusterRun
+from rl_cluster.programs.runs import RunFiles
 from rl_cluster.schema import RunSpec
+from rl_cluster.views.report import validate_report
 
 
 @pytest.mark.parametrize(

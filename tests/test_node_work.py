@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_cluster.node_work import why_lost
+from rl_cluster.process.node_work import why_lost
 
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: _NodeHand

@@ -17,7 +17,7 @@ from two_nodes import REPOSITORY, two_nodes
 
 from rl_cluster.config import from_config
 from rl_cluster.errors import ConfigError, PythonEnvError
-from rl_cluster.nsight import Nsight
+from rl_cluster.process.nsight import Nsight
 from rl_cluster.schema import WorkerSpec
 
 NAMES = ["policy-0-0", "policy-0-1", "policy-1-0"]
@@ -297,7 +297,7 @@ def test_a_busy_worker_is_ended_hard_and_that_is_told(connected: None, tmp_path:
 
 def test_a_decoration_that_only_the_workers_python_can_see_is_refused(ground: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's plugin would act on it, with another Python; nothing is started."""
-    from rl_cluster.actors import ActorRecipe
+    from rl_cluster.workers.actors import ActorRecipe
 
     monkeypatch.syspath_prepend(str(ground))
     with pytest.raises(ConfigError, match=r"^worker options: nsight of @ray\.remote must be known .* Fix: give it as worker\.nsight$"):
@@ -306,7 +306,7 @@ def test_a_decoration_that_only_the_workers_python_can_see_is_refused(ground: Pa
 
 def test_patterns_without_a_profiler_are_refused() -> None:
     """They would silently do nothing."""
-    from rl_cluster.profiles import ask_for_profiles
+    from rl_cluster.workers.profiles import ask_for_profiles
 
     with pytest.raises(
         ConfigError, match=r"^worker\.nsight_workers: must be left out without worker\.nsight, got \['a'\]\. Fix: write worker"

@@ -8,8 +8,8 @@ from attrs import evolve
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory
 from rl_cluster.plan import Layout, Shortfall, plan_layout, plan_layouts, render_shortfall
+from rl_cluster.planning.selectors import matches_selector, parse_selector
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.selectors import matches_selector, parse_selector
 from tests.strategies import made_up_inventory, made_up_node
 
 H100 = {"ray.io/accelerator-type": "H100"}

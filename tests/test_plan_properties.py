@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.packing import pack, packing_cost
 from rl_cluster.plan import Layout, Shortfall, plan_layout, plan_layouts
+from rl_cluster.planning.packing import pack, packing_cost
+from rl_cluster.planning.segments import pack_segments
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.segments import pack_segments
 from tests.strategies import (
     all_fit,
     best_layout,

@@ -10,8 +10,8 @@ from attrs import evolve
 
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
-from rl_cluster.naming import node_names
 from rl_cluster.plan import render_shortfall
+from rl_cluster.planning.naming import node_names
 from tests.strategies import AMOUNTS, held, made_up_inventory, made_up_node, shortfall
 
 DOMAIN = {"ray.io/gpu-domain": "a"}

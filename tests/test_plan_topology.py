@@ -7,8 +7,8 @@ import pytest
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.planning.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank
 from tests.strategies import made_up_node
 
 AMOUNTS = {"GPU": 8.0, "CPU": 64.0}

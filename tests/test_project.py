@@ -136,9 +136,9 @@ def section(name: str) -> dict[str, str]:
     ("command", "target"),
     [
         ("rl-cluster", "rl_cluster.app:main"),
-        ("rl-cluster-check", "rl_cluster.check_cli:main"),
-        ("rl-cluster-envs", "rl_cluster.python_env_cli:main"),
-        ("rl-cluster-inventory", "rl_cluster.inventory_cli:main"),
+        ("rl-cluster-check", "rl_cluster.programs.check_cli:main"),
+        ("rl-cluster-envs", "rl_cluster.programs.python_env_cli:main"),
+        ("rl-cluster-inventory", "rl_cluster.programs.inventory_cli:main"),
         ("rl-cluster-probe", "rl_cluster.probe:main"),
     ],
 )

@@ -20,7 +20,7 @@ from two_nodes import REPOSITORY, offline, two_nodes
 from uv_project import find_uv, make_project
 
 from rl_cluster.errors import PythonEnvError
-from rl_cluster.python_build import build_each, build_on_nodes
+from rl_cluster.process.python_build import build_each, build_on_nodes
 from rl_cluster.python_env import PythonPlan, resolve_python
 from rl_cluster.schema import PythonSpec
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_cluster.errors import PythonEnvError
-from rl_cluster.python_check import check_python, ended_by, env_error
+from rl_cluster.process.python_check import check_python, ended_by, env_error
 
 
 def wrapper(folder: Path, text: str) -> list[str]:

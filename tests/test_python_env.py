@@ -12,11 +12,11 @@ import pytest
 
 from rl_cluster import python_env
 from rl_cluster.errors import ConfigError
+from rl_cluster.process.uv_request import UvRequest
+from rl_cluster.process.uv_store import MARKER
 from rl_cluster.python_env import disable_rays_uv_hook, resolve_python
 from rl_cluster.schema import PythonSpec
-from rl_cluster.uv_request import UvRequest
-from rl_cluster.uv_store import MARKER
-from rl_cluster.worker_boot import environment_of
+from rl_cluster.workers.worker_boot import environment_of
 
 
 @pytest.mark.parametrize("executable", ["SYSTEM", sys.executable], ids=["by-name", "by-path"])

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from rl_cluster import python_env_cli
-from rl_cluster.python_env_cli import DAY_S, list_environments, main, prune_environments
-from rl_cluster.uv_store import MARKER, hold_environment, take_away, write_marker
+from rl_cluster.process.uv_store import MARKER, hold_environment, take_away, write_marker
+from rl_cluster.programs import python_env_cli
+from rl_cluster.programs.python_env_cli import DAY_S, list_environments, main, prune_environments
 
 NOW = 2_000_000_000.0
 HALF, FAILED = "half-0123456789abcdef", "failed-0123456789abcdef"
@@ -101,7 +101,7 @@ def test_an_environment_that_is_being_built_is_kept(tmp_path: Path) -> None:
 HOLDS_IT = """
 import sys, os, time
 from pathlib import Path
-from rl_cluster.uv_store import hold_environment
+from rl_cluster.process.uv_store import hold_environment
 assert hold_environment(Path(sys.argv[1]))
 parent = os.getpid()
 if os.fork():

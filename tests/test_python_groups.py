@@ -17,8 +17,8 @@ from uv_project import builds_of, find_uv, make_project
 
 from rl_cluster.builders import build_cluster, build_runtime_env, build_worker_group
 from rl_cluster.errors import ConfigError, PythonEnvError, WorkerStartError
-from rl_cluster.python_env_cli import DAY_S, list_environments, prune_environments
-from rl_cluster.uv_store import MARKER
+from rl_cluster.process.uv_store import MARKER
+from rl_cluster.programs.python_env_cli import DAY_S, list_environments, prune_environments
 from rl_cluster.virtual_cluster import RayVirtualCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")]

@@ -15,9 +15,9 @@ from uv_project import builds_of, find_uv, make_project
 from rl_cluster.config import from_config
 from rl_cluster.errors import ConfigError, PythonEnvError, ResourceInsufficientError
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.python_prefetch import Prefetched, plans_to_prefetch, requests_on
+from rl_cluster.process.python_prefetch import Prefetched, plans_to_prefetch, requests_on
 from rl_cluster.schema import ClusterSpec, PythonSpec, RunSpec
-from rl_cluster.table import render_prefetched, render_prefetched_verdict
+from rl_cluster.views.table import render_prefetched, render_prefetched_verdict
 
 BASE = PythonSpec(executable="BASE", project_dir="/p")
 EIGHT = ClusterSpec(num_nodes=1, gpus_per_node=8)
@@ -78,7 +78,7 @@ def test_the_key_of_the_python_group_says_the_mode() -> None:
 
 def test_workers_are_not_started_where_only_building_was_asked_for() -> None:
     """A key that would silently do nothing is an error, before a node is asked."""
-    from rl_cluster.worker_setup import WorkerEnvironment, set_up_python
+    from rl_cluster.workers.worker_setup import WorkerEnvironment, set_up_python
 
     with pytest.raises(ConfigError, match=r"^python\.prefetch: must be left out where workers are to run, got True\. Fix: .*mode=prefetch"):
         set_up_python(attrs.evolve(BASE, prefetch=True), ["a-node"], WorkerEnvironment(early={}, late={}))
@@ -167,8 +167,8 @@ def test_a_recipe_that_is_a_program_can_be_prefetched(ground: Path, warmed_nodes
 
 def test_a_role_that_is_only_to_be_built_has_no_workers() -> None:
     """Said with the path of its key, before Ray is there."""
-    from rl_cluster.recipe import check_recipe
-    from rl_cluster.recipe_spec import recipe_from_config
+    from rl_cluster.config_files.recipe_spec import recipe_from_config
+    from rl_cluster.recipes.recipe import check_recipe
 
     role = {"cluster": {"gpus_per_node": 8}, "python": {"executable": "BASE", "prefetch": True}, "worker": {}}
     with pytest.raises(ConfigError, match=r"^policy\.python\.prefetch: must be left out where workers are to run, got True\."):

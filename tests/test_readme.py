@@ -17,8 +17,9 @@ import attrs
 import pytest
 from attrs import frozen
 
-from rl_cluster import errors, rules
-from rl_cluster.interrupts import EXIT_BY_SIGNAL
+from rl_cluster import errors
+from rl_cluster.ground import rules
+from rl_cluster.ground.interrupts import EXIT_BY_SIGNAL
 from rl_cluster.schema import STRATEGIES, ClusterSpec, RaySpec, RunSpec
 
 ROOT = Path(__file__).parents[1]
@@ -246,8 +247,8 @@ def snippet(heading: str) -> str:
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a simulated Ray of two nodes with one GPU each, whose processes find a GPU->CPU map."""
+    from rl_cluster.planning.simulated_inventory import simulated_inventory
     from rl_cluster.simulate import simulated_cluster
-    from rl_cluster.simulated_inventory import simulated_inventory
 
     affinity = tmp_path_factory.mktemp("map") / "affinity"
     affinity.write_text(f"0:{min(os.sched_getaffinity(0))}\n")

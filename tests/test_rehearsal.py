@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rl_cluster.errors import PlacementTimeoutError, ResourceInsufficientError
-from rl_cluster.layout import Shortfall
-from rl_cluster.rehearsal import planned_on, through_recipe, with_rehearsal
+from rl_cluster.planning.layout import Shortfall
+from rl_cluster.programs.rehearsal import planned_on, through_recipe, with_rehearsal
 from rl_cluster.schema import ClusterSpec
 
 HOPELESS = Shortfall(spec=ClusterSpec(), never=True, headline="too large")

@@ -13,10 +13,10 @@ import attrs
 import pytest
 from made_up import make_layout, make_workers
 
-from rl_cluster.checks import Check
 from rl_cluster.errors import PortError
-from rl_cluster.report import build_report, json_safe, validate_report, write_report
 from rl_cluster.schema import EnvSpec, RunSpec, WorkerSpec
+from rl_cluster.views.checks import Check
+from rl_cluster.views.report import build_report, json_safe, validate_report, write_report
 
 LAYOUT = make_layout([2], simulated=True)
 WORKERS = make_workers(LAYOUT)

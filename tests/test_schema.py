@@ -11,8 +11,8 @@ import attrs
 import pytest
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.process_rules import RANK_VARIABLES
-from rl_cluster.rules import AtLeast, OneOf, RuleBroken
+from rl_cluster.ground.process_rules import RANK_VARIABLES
+from rl_cluster.ground.rules import AtLeast, OneOf, RuleBroken
 from rl_cluster.schema import (
     ClusterSpec,
     EnvSpec,

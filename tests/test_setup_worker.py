@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rl_cluster import _setup_worker
+from rl_cluster.ground import _setup_worker
 
 SHOW = """
 import json, os, sys

@@ -9,8 +9,8 @@ import pytest
 from made_up import make_binding, make_layout, make_workers
 
 from rl_cluster.grid import Picture, build_group_picture, build_picture
-from rl_cluster.svg import render_svg
-from rl_cluster.svg_shapes import PALETTE
+from rl_cluster.views.svg import render_svg
+from rl_cluster.views.svg_shapes import PALETTE
 
 SVG = "{http://www.w3.org/2000/svg}"
 ONE = make_layout([1])
@@ -132,7 +132,7 @@ def test_groups_have_colours_of_their_own() -> None:
 @pytest.mark.parametrize("color", PALETTE)
 def test_ranks_are_readable_on_their_colour(color: str) -> None:
     """Black or white stands on a colour with a contrast of at least 4.5 to 1, WCAG's bound for text."""
-    from rl_cluster.svg_shapes import is_light
+    from rl_cluster.views.svg_shapes import is_light
 
     channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels)

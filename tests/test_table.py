@@ -8,9 +8,9 @@ import attrs
 import pytest
 from made_up import make_binding, make_layout, make_workers
 
-from rl_cluster.checks import Check
-from rl_cluster.report import build_report
-from rl_cluster.table import render_checks, render_table, render_verdict
+from rl_cluster.views.checks import Check
+from rl_cluster.views.report import build_report
+from rl_cluster.views.table import render_checks, render_table, render_verdict
 
 LAYOUT = make_layout([2, 1])
 WORKERS = make_workers(LAYOUT)

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.target_import import import_target
+from rl_cluster.workers.target_import import import_target
 
 ODD = """
 class Outer:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster import text_file
-from rl_cluster.conf_check import check_conf
+from rl_cluster.config_files import text_file
+from rl_cluster.config_files.options import parse_words
+from rl_cluster.config_files.recipe_file import load_recipe
 from rl_cluster.errors import ConfigError
-from rl_cluster.inventory_file import load_inventory
-from rl_cluster.options import parse_words
-from rl_cluster.recipe_file import load_recipe
+from rl_cluster.planning.inventory_file import load_inventory
+from rl_cluster.programs.conf_check import check_conf
 
 LOADERS = {"inventory": load_inventory, "recipe": load_recipe}
 TEXTS = {

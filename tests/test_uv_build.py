@@ -17,12 +17,12 @@ import pytest
 from uv_project import builds_of, find_uv, lock, make_project
 
 import rl_cluster
-from rl_cluster import uv_build, uv_store
 from rl_cluster.errors import PythonEnvError
+from rl_cluster.process import uv_build, uv_store
+from rl_cluster.process.uv_build import ensure_environment
+from rl_cluster.process.uv_store import MARKER, default_venv_dir
 from rl_cluster.python_env import PythonPlan, resolve_python
 from rl_cluster.schema import PythonSpec
-from rl_cluster.uv_build import ensure_environment
-from rl_cluster.uv_store import MARKER, default_venv_dir
 
 pytestmark = pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")
 WAIT_S = 60.0
@@ -66,7 +66,7 @@ BUILDER = """
 import sys, time
 from rl_cluster.python_env import resolve_python
 from rl_cluster.schema import PythonSpec
-from rl_cluster.uv_build import ensure_environment
+from rl_cluster.process.uv_build import ensure_environment
 
 def progress(line):
     print(line, flush=True)
@@ -523,7 +523,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, project: Path) -> None:
     small.mkdir()
     code = (
         "import sys\nfrom rl_cluster.python_env import resolve_python\nfrom rl_cluster.schema import PythonSpec\n"
-        "from rl_cluster.uv_build import ensure_environment\nfrom rl_cluster.errors import PythonEnvError\n"
+        "from rl_cluster.process.uv_build import ensure_environment\nfrom rl_cluster.errors import PythonEnvError\n"
         "try:\n    ensure_environment(resolve_python(PythonSpec(executable='BASE', project_dir=sys.argv[1])), venv_dir=sys.argv[2])\n"
         "except PythonEnvError as error:\n    print(error)\n"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster.uv_key import environment_key
-from rl_cluster.uv_local import local_packages, split_with
-from rl_cluster.uv_request import UvRequest, parse_uv_run
+from rl_cluster.process.uv_key import environment_key
+from rl_cluster.process.uv_local import local_packages, split_with
+from rl_cluster.process.uv_request import UvRequest, parse_uv_run
 
 OUTPUTS = ("../p/build/lib", "../p/dist/p.whl", "../p/src/p.egg-info/a", "../p/.git/HEAD", "../p/src/q/__pycache__/a.pyc")
 LOCK = '[[package]]\nname = "p"\nsource = { directory = "../p" }\n[[package]]\nname = "e"\nsource = { editable = "../e" }\n'

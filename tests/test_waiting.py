@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rl_cluster import placement
 from rl_cluster.errors import PlacementTimeoutError, ResourceInsufficientError
 from rl_cluster.inventory import Inventory, PhysicalNode
+from rl_cluster.placing import placement
 from rl_cluster.schema import ClusterSpec
 
 

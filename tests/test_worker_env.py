@@ -8,8 +8,8 @@ from types import MappingProxyType
 import pytest
 
 from rl_cluster.errors import ConfigError
+from rl_cluster.process.worker_env import forwarded_env, looks_secret, mask_text, mask_value, masked, omp_threads, split_early
 from rl_cluster.schema import EnvSpec
-from rl_cluster.worker_env import forwarded_env, looks_secret, mask_text, mask_value, masked, omp_threads, split_early
 
 ALLOWED = """
 NCCL_DEBUG HF_HOME CUDA_DEVICE_ORDER TORCH_HOME PYTORCH_CUDA_ALLOC_CONF VLLM_USE_V1 OMP_NUM_THREADS MKL_NUM_THREADS WANDB_PROJECT

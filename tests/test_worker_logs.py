@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rl_cluster.worker_logs import lines_of_process, lines_of_starts
+from rl_cluster.workers.worker_logs import lines_of_process, lines_of_starts
 
 
 def test_a_process_has_the_log_with_its_pid(tmp_path: Path) -> None:

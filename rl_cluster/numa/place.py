@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from rl_cluster.numa.machine import Machine
-from rl_cluster.topology import DOMAIN_LABEL, DOMAIN_RESOURCE_PREFIX, TOPO_RANK_LABEL, TOPO_RANK_RESOURCE
+from rl_cluster.planning.topology import DOMAIN_LABEL, DOMAIN_RESOURCE_PREFIX, TOPO_RANK_LABEL, TOPO_RANK_RESOURCE
 
 _NO_DOMAIN = "00000000-0000-0000-0000-000000000000"
 _LEVELS, _BASE = 3, 10_000  # Ray keeps amounts as 64-bit integers of 1/10,000: three levels of four digits fit

@@ -92,7 +92,7 @@ class RunningCluster:
 def _state() -> dict[str, Any]:
     import ray
 
-    from rl_cluster.snapshot import snapshot_inventory
+    from rl_cluster.connection.snapshot import snapshot_inventory
 
     nodes = snapshot_inventory(holders=True).nodes
     return {

@@ -10,7 +10,7 @@ import pytest
 from run_py import RunPy
 from running_cluster import RunningCluster
 
-from rl_cluster.report import validate_report
+from rl_cluster.views.report import validate_report
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from run_py import Done, RunPy
 
-from rl_cluster.report import validate_report
+from rl_cluster.views.report import validate_report
 
 pytestmark = pytest.mark.ray
 

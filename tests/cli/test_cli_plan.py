@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from run_py import RUN_PY, Done, RunPy
 
-from rl_cluster.report import validate_report
+from rl_cluster.views.report import validate_report
 
 ESCAPE = "\x1b["
 INVENTORY = """\

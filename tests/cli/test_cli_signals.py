@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from run_py import Done, RunPy
 
-from rl_cluster.report import validate_report
+from rl_cluster.views.report import validate_report
 
 pytestmark = pytest.mark.ray
 

@@ -59,11 +59,11 @@ RECIPE = (
     "raise SystemExit(run_recipe(recipe, print, mode='plan'))"
 )
 SHOWS = {
-    "check": (COMMAND.format("check_cli"), ["."]),
-    "check --help": (COMMAND.format("check_cli"), ["--help"]),
-    "envs": (COMMAND.format("python_env_cli"), ["--venv-dir=.", "list"]),
+    "check": (COMMAND.format("programs.check_cli"), ["."]),
+    "check --help": (COMMAND.format("programs.check_cli"), ["--help"]),
+    "envs": (COMMAND.format("programs.python_env_cli"), ["--venv-dir=.", "list"]),
     "probe": (COMMAND.format("probe"), ["--show"]),
-    "inventory --help": (COMMAND.format("inventory_cli"), ["--help"]),
+    "inventory --help": (COMMAND.format("programs.inventory_cli"), ["--help"]),
     "recipe": (RECIPE, []),
     "version": ("", ["--version"]),
     "help": ("", ["--help"]),
@@ -131,7 +131,7 @@ def test_ctrl_c_before_anything_has_begun(run_py: RunPy) -> None:
         "import os, signal, sys\n"
         "class Impatient:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'rl_cluster.hydra_app':\n"
+        "        if name == 'rl_cluster.programs.hydra_app':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Impatient())\n"
         f"sys.path.insert(0, {str(RUN_PY.parent)!r})\n"

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rl_cluster.interrupts import Interrupted, Interrupts, orderly_interrupts
+from rl_cluster.ground.interrupts import Interrupted, Interrupts, orderly_interrupts
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ray_states import what_stays, within
 
-from rl_cluster import session
+from rl_cluster.connection import session
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.schema import RaySpec
 

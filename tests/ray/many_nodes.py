@@ -12,10 +12,10 @@ import ray
 from ray_states import placement_groups
 
 from rl_cluster.builders import build_cluster
+from rl_cluster.connection.session import connected_address, open_ray
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import connected_address, open_ray
 
 SPECS = 50
 RACER = """
@@ -23,7 +23,7 @@ import sys
 from rl_cluster.builders import build_cluster
 from rl_cluster.errors import PlacementTimeoutError
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import open_ray
+from rl_cluster.connection.session import open_ray
 spec = {"bundle_ct_per_node_list": [4, 4], "strategy": "STRICT_SPREAD", "label_selector": {"four": "yes"}, "timeout_s": 60}
 with open_ray(RaySpec(address=sys.argv[1])):
     print("ready", flush=True)

@@ -12,10 +12,10 @@ import time
 from ray_users import Seen
 
 from rl_cluster.builders import build_cluster, build_worker_group
+from rl_cluster.connection.session import open_ray
 from rl_cluster.inventory import Inventory, PhysicalNode
-from rl_cluster.recipe import build_recipe
+from rl_cluster.recipes.recipe import build_recipe
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import open_ray
 
 
 class Slow(Seen):

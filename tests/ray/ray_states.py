@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from rl_cluster.snapshot import snapshot_inventory
+from rl_cluster.connection.snapshot import snapshot_inventory
 
 Value = TypeVar("Value")
 

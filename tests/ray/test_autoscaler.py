@@ -16,12 +16,12 @@ from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
 from ray_states import within
 
-from rl_cluster import autoscaler, placement
-from rl_cluster.autoscaler import Autoscaler
+from rl_cluster.connection.session import RaySession, look_around
 from rl_cluster.errors import PlacementTimeoutError
-from rl_cluster.placement import place
+from rl_cluster.placing import autoscaler, placement
+from rl_cluster.placing.autoscaler import Autoscaler
+from rl_cluster.placing.placement import place
 from rl_cluster.schema import ClusterSpec
-from rl_cluster.session import RaySession, look_around
 
 POOL = {"pool": "uneven"}  # nodes of 4 and 2 GPUs
 BUNDLE = {"CPU": 1.0, "GPU": 1.0}
@@ -94,7 +94,7 @@ def test_what_the_user_asked_for_himself_stays(held: None) -> None:
 
 WAITS = """
 import sys, ray
-from rl_cluster import autoscaler, placement
+from rl_cluster.placing import autoscaler, placement
 from rl_cluster.schema import ClusterSpec
 ray.init(address=sys.argv[1], log_to_driver=False)
 placement.started_here = lambda: False

@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray_states import living_actors, placement_groups, processes_that_name, runs, within
 
-from rl_cluster.session import RaySession, connected_address
+from rl_cluster.connection.session import RaySession, connected_address
 
 HERE = Path(__file__).parent
 AT_MOST_S = 60.0
@@ -133,7 +133,7 @@ def test_a_forked_child_does_not_hold_up_the_end(folder: Path) -> None:
     """A child that the driver forked (a data loader, say) lives on: the folder is removed at the end of the block all the same."""
     code = """
 import os, time
-from rl_cluster.ray_home import ray_home
+from rl_cluster.connection.ray_home import ray_home
 with ray_home() as home:
     child = os.fork()
     if child == 0:
@@ -152,7 +152,7 @@ def test_a_killed_owner_with_a_forked_child(folder: Path) -> None:
     """The driver is killed while a child that it forked lives on: the folder is removed all the same."""
     code = """
 import os, time
-from rl_cluster.ray_home import ray_home
+from rl_cluster.connection.ray_home import ray_home
 with ray_home() as home:
     child = os.fork()
     if child == 0:
@@ -204,7 +204,7 @@ import sys
 from rl_cluster.builders import build_cluster
 from rl_cluster.errors import PlacementTimeoutError
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import open_ray
+from rl_cluster.connection.session import open_ray
 spec = {"bundle_ct_per_node_list": [8, 8], "strategy": "STRICT_SPREAD", "label_selector": {"pool": "pair"}, "timeout_s": 9}
 with open_ray(RaySpec(address=sys.argv[1])):
     print("ready", flush=True)
@@ -248,7 +248,7 @@ import sys
 from rl_cluster.builders import build_cluster
 from rl_cluster.errors import PlacementTimeoutError
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import open_ray
+from rl_cluster.connection.session import open_ray
 with open_ray(RaySpec(address=sys.argv[1])):
     try:
         build_cluster({"bundle_ct_per_node_list": [8], "strategy": "STRICT_PACK", "label_selector": {"pool": "pair"}, "timeout_s": 1})

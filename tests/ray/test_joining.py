@@ -17,16 +17,16 @@ import pytest
 import ray
 from ray_states import processes_that_name, runs, within
 
+from rl_cluster.connection.reach import check_reachable, visible_devices_tag, why_private
+from rl_cluster.connection.session import RaySession, connected_address
 from rl_cluster.errors import ClusterUnreachableError, ConfigError
-from rl_cluster.reach import check_reachable, visible_devices_tag, why_private
-from rl_cluster.session import RaySession, connected_address
 
 HERE = Path(__file__).parent
 
 JOIN = """
 import json, os, sys
 from ray._private import services
-from rl_cluster.session import connected_address, init_ray
+from rl_cluster.connection.session import connected_address, init_ray
 
 real = services.find_gcs_addresses
 def in_sight():  # other Rays that run on this machine are out of sight, so that they can't change the outcome
@@ -142,7 +142,7 @@ import json
 from ray_users import Seen
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import open_ray
+from rl_cluster.connection.session import open_ray
 with open_ray(RaySpec(kind="local", num_cpus=4, num_gpus=4)):
     with build_cluster({"bundle_ct_per_node_list": [4]}) as cluster, build_worker_group(cluster, Seen) as group:
         print(json.dumps([[record.gpu_ids for record in group.records], group.run_all("gpus")]))
@@ -164,7 +164,7 @@ from ray_users import Group
 from rl_cluster.builders import build_cluster, build_worker_group
 from rl_cluster.errors import WorkerLostError
 from rl_cluster.schema import RaySpec
-from rl_cluster.session import open_ray
+from rl_cluster.connection.session import open_ray
 def say(*words): print(*words, flush=True)
 spec = {"bundle_ct_per_node_list": [0, 2], "label_selector": {"pool": "late"}, "timeout_s": 90}
 with open_ray(RaySpec(address=sys.argv[1])), build_cluster(spec, on_progress=say) as cluster:

@@ -15,7 +15,7 @@ from ray_users import Seen
 
 from rl_cluster.builders import build_cluster, build_placement_groups, build_worker_group
 from rl_cluster.errors import ConfigError, PlacementTimeoutError, ResourceInsufficientError
-from rl_cluster.placement import RETRIES_VARIABLE
+from rl_cluster.placing.placement import RETRIES_VARIABLE
 from rl_cluster.plan import WorkerPosition, engine_slices
 from rl_cluster.virtual_cluster import RayVirtualCluster
 
@@ -227,7 +227,7 @@ def test_one_attempt_is_one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_place_taken_in_between_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job takes the planned node after planning: the groups asked for are withdrawn, and the next plan avoids that node."""
-    from rl_cluster import placement
+    from rl_cluster.placing import placement
 
     real_create, rivals = placement._create, []
 
@@ -254,7 +254,7 @@ def test_place_taken_in_between_is_planned_again(monkeypatch: pytest.MonkeyPatch
 
 def test_groups_withdrawn_while_ray_reserves_them_leave_nothing() -> None:
     """Removing groups at any moment of their creation gives every resource back (the fixture looks afterwards)."""
-    from rl_cluster.placement import remove
+    from rl_cluster.placing.placement import remove
 
     node = next(node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == "127.0.0.3")
     selector = [{"ray.io/node-id": node}] * 4

@@ -14,10 +14,10 @@ from ray._private import ray_constants
 from ray_states import living_actors, processes_that_name, within
 from ray_users import Async, Given, Grouped, Opinionated, OwnActor, Seen, Streams, Threaded
 
-from rl_cluster import _setup_worker
 from rl_cluster.builders import build_binding, build_bindings, build_cluster, build_placement_groups, build_worker_group
+from rl_cluster.connection.session import RaySession
 from rl_cluster.errors import BindingError, ConfigError, WorkerStartError
-from rl_cluster.session import RaySession
+from rl_cluster.ground import _setup_worker
 from rl_cluster.virtual_cluster import RayVirtualCluster, _get_node_ip_and_free_port
 from rl_cluster.worker_group import RayWorkerBuilder, RayWorkerGroup
 

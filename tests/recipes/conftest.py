@@ -39,8 +39,8 @@ def connected(cluster_address: str) -> Iterator[None]:
 
     import ray
 
+    from rl_cluster.connection.session import look_around, open_ray
     from rl_cluster.schema import RaySpec
-    from rl_cluster.session import look_around, open_ray
 
     with open_ray(RaySpec(address=cluster_address)):
         yield

@@ -238,6 +238,6 @@ def test_ctrl_c_gives_a_recipe_back(cluster_address: str, tmp_path: Path) -> Non
 
 def test_the_cluster_is_free_after_that(connected: None) -> None:
     """The fixture looks."""
-    from rl_cluster.session import look_around
+    from rl_cluster.connection.session import look_around
 
     assert len([node for node in look_around().nodes if node.state == "alive"]) == 3

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster.check_cli import main
 from rl_cluster.config import GROUPS, conf_dir, option_names
+from rl_cluster.programs.check_cli import main
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = "defaults:\n  - /rl_cluster/schema/cluster@_here_\n  - _self_\n"
@@ -193,7 +193,9 @@ def test_our_own_files_pass(folder: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_command_is_a_program_that_imports_no_ray(tmp_path: Path) -> None:
     """It answers quickly."""
     (tmp_path / "recipe.yaml").write_text("a: {cluster: {gpus_per_node: 0}}\n", encoding="utf-8")
-    code = "import sys; from rl_cluster.check_cli import main; code = main(sys.argv[1:]); print('ray' in sys.modules); sys.exit(code)"
+    code = (
+        "import sys; from rl_cluster.programs.check_cli import main; code = main(sys.argv[1:]); print('ray' in sys.modules); sys.exit(code)"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "OK: 1 file checked, 0 problems\nFalse\n", "")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rl_cluster.config_files.recipe_file import load_recipe
+from rl_cluster.config_files.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.errors import ConfigError
-from rl_cluster.recipe_file import load_recipe
-from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 
 RECIPE = """
 defaults:

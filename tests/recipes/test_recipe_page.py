@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rl_cluster.recipe_spec import ROLE_PARTS, recipe_from_config
+from rl_cluster.config_files.recipe_spec import ROLE_PARTS, recipe_from_config
 from rl_cluster.schema import OnSpec
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_the_table_has_every_part_of_a_role() -> None:
 
 def test_the_recipe_at_the_top_is_one(tmp_path: Path) -> None:
     """It composes, and its reward sits on the upper half of the policy's second node."""
-    from rl_cluster.recipe_file import load_recipe
+    from rl_cluster.config_files.recipe_file import load_recipe
 
     (tmp_path / "recipe.yaml").write_text(TEXT.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     recipe = load_recipe(tmp_path / "recipe.yaml")
@@ -56,7 +56,7 @@ def test_every_example_is_named() -> None:
 
 def test_examples_are_complete_recipes() -> None:
     """Each config has roles once its defaults list is resolved, and names the built-in sizes that a laptop holds."""
-    from rl_cluster.recipe_file import load_recipe
+    from rl_cluster.config_files.recipe_file import load_recipe
 
     for config in sorted((ROOT / "examples").glob("*/conf/*.yaml")):
         recipe = load_recipe(config)

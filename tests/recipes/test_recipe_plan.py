@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from strategies import made_up_inventory
 
+from rl_cluster.config_files.recipe_spec import recipe_from_config
 from rl_cluster.errors import ConfigError
 from rl_cluster.grid import render_grid
 from rl_cluster.inventory import Inventory
-from rl_cluster.layout import Shortfall
-from rl_cluster.recipe_plan import (
+from rl_cluster.planning.layout import Shortfall
+from rl_cluster.recipes.recipe_plan import (
     RecipePlan,
     build_recipe_picture,
     check_seats,
     plan_recipe,
     shortfall_error,
 )
-from rl_cluster.recipe_preview import nodes_to_simulate, planned_line
-from rl_cluster.recipe_spec import recipe_from_config
-from rl_cluster.svg import render_svg
+from rl_cluster.recipes.recipe_preview import nodes_to_simulate, planned_line
+from rl_cluster.views.svg import render_svg
 
 GOLDEN = Path(__file__).parent / "golden"
 

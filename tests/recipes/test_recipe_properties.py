@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import made_up_inventory
 
+from rl_cluster.config_files.recipe_spec import recipe_from_config
 from rl_cluster.errors import ConfigError
-from rl_cluster.recipe_plan import RecipePlan, check_seats, plan_recipe
-from rl_cluster.recipe_preview import nodes_to_simulate
-from rl_cluster.recipe_spec import recipe_from_config
+from rl_cluster.recipes.recipe_plan import RecipePlan, check_seats, plan_recipe
+from rl_cluster.recipes.recipe_preview import nodes_to_simulate
 from rl_cluster.schema import STRATEGIES
 
 MACHINES = made_up_inventory(*[8] * 6)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rl_cluster.config_files.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.errors import ConfigError
-from rl_cluster.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.schema import ClusterSpec
 
 SMALL: dict[str, Any] = {"gpus_per_node": 2}

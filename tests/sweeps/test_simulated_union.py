@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rl_cluster.inventory import Inventory
-from rl_cluster.inventory_file import parse_inventory
+from rl_cluster.planning.inventory_file import parse_inventory
+from rl_cluster.planning.simulated_inventory import inventory_of_file, simulated_inventory
+from rl_cluster.planning.simulated_union import covers, union_inventory
 from rl_cluster.schema import ClusterSpec, RaySpec
-from rl_cluster.simulated_inventory import inventory_of_file, simulated_inventory
-from rl_cluster.simulated_union import covers, union_inventory
 
 
 def alone(**spec: Any) -> Inventory:

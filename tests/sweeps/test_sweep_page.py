@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster.sweep_summary import COLUMNS, STATUSES, JobRow, SummaryFiles
-from rl_cluster.sweep_svg import render_sweep_svg
-from rl_cluster.sweep_table import render_sweep_table, render_sweep_verdict
+from rl_cluster.views.sweep_summary import COLUMNS, STATUSES, JobRow, SummaryFiles
+from rl_cluster.views.sweep_svg import render_sweep_svg
+from rl_cluster.views.sweep_table import render_sweep_table, render_sweep_verdict
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from made_up import make_binding, make_layout, make_workers
 
-from rl_cluster.checks import Check
 from rl_cluster.errors import ResourceInsufficientError
-from rl_cluster.report import build_report
 from rl_cluster.schema import ClusterSpec, RunSpec
-from rl_cluster.sweep_summary import (
+from rl_cluster.views.checks import Check
+from rl_cluster.views.report import build_report
+from rl_cluster.views.sweep_summary import (
     COLUMNS,
     JobRow,
     Machine,
@@ -150,7 +150,7 @@ def test_no_row_is_lost_between_processes(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from rl_cluster.sweep_summary import JobRow, SummaryFiles
+from rl_cluster.views.sweep_summary import JobRow, SummaryFiles
 first = int(sys.argv[1])
 sys.stdin.readline()
 for job in range(first, first + 20):

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rl_cluster.svg_shapes import PALETTE
-from rl_cluster.sweep_summary import JobRow, Machine
-from rl_cluster.sweep_svg import render_sweep_svg
-from rl_cluster.sweep_table import render_sweep_table, render_sweep_verdict, split_overrides
+from rl_cluster.views.svg_shapes import PALETTE
+from rl_cluster.views.sweep_summary import JobRow, Machine
+from rl_cluster.views.sweep_svg import render_sweep_svg
+from rl_cluster.views.sweep_table import render_sweep_table, render_sweep_verdict, split_overrides
 
 SVG = "{http://www.w3.org/2000/svg}"
 BOTH = ("cluster.gpus_per_node=2", "ray=simulated")

@@ -1,0 +1,1 @@
+"""From a layout to placement groups in Ray."""

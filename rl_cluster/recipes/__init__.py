@@ -1,0 +1,1 @@
+"""Several roles, planned, placed and started together."""

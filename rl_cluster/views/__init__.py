@@ -1,0 +1,1 @@
+"""Drawings, tables, the report and the checks: they read records and know no Ray."""
