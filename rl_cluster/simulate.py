@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attrs import frozen
 
 from rl_cluster.connection.ray_home import ray_home
-from rl_cluster.connection.ray_start import quick_worker_starts, real_devices_hidden, unannounced
+from rl_cluster.connection.ray_start import inherited, quick_worker_starts, real_devices_hidden, unannounced
 from rl_cluster.errors import ConfigError, RlClusterError
 from rl_cluster.inventory import FILE_ADDRESS_LABEL, Inventory, PhysicalNode
-from rl_cluster.numa.affinity_file import write_affinity_file
+from rl_cluster.numa.affinity_file import ENV_NAME, write_affinity_file
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +69,16 @@ def simulated_cluster(inventory: Inventory) -> Iterator[SimulatedCluster]:
     if names:  # Ray hands its nodes their resources as name,amount,name,amount
         listed = ", ".join(map(repr, names))
         raise ConfigError(f"ray.kind: a simulated Ray must have resources without a comma in their names, got {listed}")
-    with ray_home() as home, _nodes(inventory, home) as (address, node_ids):
+    with ray_home() as home:
         gpus = int(max(node.total.get("GPU", 0) for node in inventory.nodes))
         affinity = home / "gpu_cpu_affinity"
         write_affinity_file(str(affinity), made_up_affinity(gpus, sorted(os.sched_getaffinity(0))), simulated=True)
-        yield SimulatedCluster(address=address, home=home, affinity_file=affinity, node_ids=node_ids)
+        with _nodes(inventory, home, {ENV_NAME: str(affinity)}) as (address, node_ids):
+            yield SimulatedCluster(address=address, home=home, affinity_file=affinity, node_ids=node_ids)
 
 
 @contextlib.contextmanager
-def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _nodes(inventory: Inventory, home: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     import ray
     from ray.cluster_utils import Cluster
 
@@ -92,7 +93,8 @@ def _nodes(inventory: Inventory, home: Path) -> Iterator[tuple[str, tuple[str, .
                 arguments["node_ip_address"] = f"127.0.{high}.{low + 1}"  # 127.0.0.2, 127.0.0.3, ...
             else:
                 arguments["include_dashboard"] = False
-            with unannounced(), real_devices_hidden(), quick_worker_starts():
+            # what a node inherits its workers inherit, also those of drivers that join later, and those of other frameworks
+            with unannounced(), real_devices_hidden(), quick_worker_starts(), inherited(environ):
                 node_ids.append(cluster.add_node(wait=number == 0, **arguments).node_id)
         cluster.wait_for_nodes(timeout=60 + 5 * len(inventory.nodes))
         yield cluster.address, tuple(node_ids)

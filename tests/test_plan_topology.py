@@ -7,6 +7,7 @@ import pytest
 from rl_cluster.errors import ConfigError
 from rl_cluster.inventory import Inventory, PhysicalNode
 from rl_cluster.plan import Layout, Shortfall, plan_layout
+from rl_cluster.planning.shortfall_text import render_shortfall
 from rl_cluster.planning.topology import address_key, gpu_domain, natural_key, node_key, sort_nodes, topo_rank
 from rl_cluster.schema import ClusterSpec
 from tests.strategies import made_up_node
@@ -155,12 +156,18 @@ def test_no_domain_at_all_is_an_error_before_anything_is_placed() -> None:
     )
 
 
-def test_too_few_whole_segments_are_a_shortfall() -> None:
-    """3 + 3 nodes hold two segments of 2, not three, though there are 6."""
-    answer = plan_layout(ClusterSpec(num_nodes=6, segment_size=2, strategy="STRICT_SPREAD"), domains(*"aaabbb"))
+@pytest.mark.parametrize("strategy", ["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"])
+def test_too_few_whole_segments_are_a_shortfall(strategy: str) -> None:
+    """3 + 3 nodes hold two segments of 2, not three, though there are 6. What each domain holds is said, and which machine is in which."""
+    answer = plan_layout(ClusterSpec(num_nodes=6, segment_size=2, strategy=strategy), domains(*"aaabbb"))
     assert isinstance(answer, Shortfall)
     assert answer.never
-    assert "cluster.num_nodes=4 fits now" in answer.suggestions
+    assert answer.headline.endswith(
+        "there is room for 48 bundles, 48 wanted, but not in whole segments: a has room for 3 logical nodes, b has room for 3 logical nodes"
+    )
+    assert {"cluster.num_nodes=4 fits now", "cluster.segment_size=1 fits now"} <= set(answer.suggestions)
+    rows = render_shortfall(answer).splitlines()[2:6:2]
+    assert [row.split("  ")[1] for row in rows] == ["10.0.0.1 to 10.0.0.3 (3 nodes) [a]", "10.0.0.4 to 10.0.0.6 (3 nodes) [b]"]
 
 
 def test_what_remains_is_said() -> None:

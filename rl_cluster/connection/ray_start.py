@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rl_cluster.ground import _setup_worker
 
@@ -33,6 +33,21 @@ def real_devices_hidden() -> Iterator[None]:
         yield
     finally:
         os.environ.update(chosen)
+
+
+@contextlib.contextmanager
+def inherited(environ: Mapping[str, str]) -> Iterator[None]:
+    """Variables of processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in environ}
+    os.environ.update(environ)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

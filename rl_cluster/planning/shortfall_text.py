@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rl_cluster.inventory import PhysicalNode
 from rl_cluster.planning.holders import holder_name
 from rl_cluster.planning.layout import NodeShortfall, Shortfall
 from rl_cluster.planning.naming import count_of, number
 from rl_cluster.planning.problem import Problem
+from rl_cluster.planning.topology import gpu_domain
 from rl_cluster.schema import ClusterSpec
 
 MAX_ROWS = 40
 NODES_IN_HEADLINE = 3
+DOMAINS_IN_HEADLINE = 4
 
 _LEFT_OUT = {
     "dead": "dead",
@@ -132,7 +134,8 @@ def _enough_where(problem: Problem, usable: Sequence[tuple[NodeShortfall, int]],
     if spec.strategy in ("PACK", "SPREAD") or resource is None or len(have) == len(usable):
         held = "with nothing held there is" if never else "there is now"
         if room >= wanted:
-            return f"{held} room for {count_of(room, 'bundle')}, {wanted} wanted, but not in the right places"
+            places = "the right places" if spec.segment_size is None else f"whole segments: {_in_domains(problem, usable, size)}"
+            return f"{held} room for {count_of(room, 'bundle')}, {wanted} wanted, but not in {places}"
         return f"{held} room for {room} of {count_of(wanted, 'bundle')}{f', {resource} is short' if resource else ''}"
     need = number(usable[0][0].needed[resource])
     unit = resource + "s" * (resource in ("CPU", spec.accelerator) and need != "1")
@@ -145,13 +148,30 @@ def _enough_where(problem: Problem, usable: Sequence[tuple[NodeShortfall, int]],
     return f"only {len(have)} nodes have {need} {unit}{state} ({names})"
 
 
+def _in_domains(problem: Problem, usable: Sequence[tuple[NodeShortfall, int]], size: int) -> str:
+    """What each NVLink domain has room for: logical nodes where all are of one size, else bundles."""
+    rooms: dict[str, list[int]] = {}
+    for entry, room in usable:
+        rooms.setdefault(gpu_domain(entry.node) or "", []).append(room)
+    if len({each for each in problem.sizes if each}) > 1:
+        texts = [f"{name} has room for {count_of(sum(room), 'bundle')}" for name, room in rooms.items()]
+    else:
+        takes: dict[str, Callable[[list[int]], int]] = {
+            "STRICT_SPREAD": lambda room: sum(one >= size for one in room),
+            "STRICT_PACK": lambda room: sum(one // size for one in room),
+        }
+        count: Callable[[list[int]], int] = takes.get(problem.spec.strategy, lambda room: sum(room) // size)
+        texts = [f"{name} has room for {count_of(count(room), 'logical node')}" for name, room in rooms.items()]
+    return ", ".join(texts[:DOMAINS_IN_HEADLINE]) + (f", and {len(texts) - DOMAINS_IN_HEADLINE} more" * (len(texts) > DOMAINS_IN_HEADLINE))
+
+
 def render_shortfall(shortfall: Shortfall) -> str:
     """The shortfall as plain text: the headline, a table with a line per physical node and resource, and what would fit.
 
     Neighbouring nodes that are alike share their lines; a ``!`` marks what is short.
     """
     lines = [f"{shortfall.name}: {shortfall.headline}" if shortfall.name else shortfall.headline]
-    rows = [row for group in _alike(shortfall.nodes) for row in _rows(group)]
+    rows = [row for group in _alike(shortfall) for row in _rows(group, shortfall.spec)]
     if rows:
         table = [("node", "resource", "needed", "free", "total", "", "held by"), *rows[:MAX_ROWS]]
         widths = [max(len(row[column]) for row in table) for column in range(6)]
@@ -171,14 +191,21 @@ def render_shortfall(shortfall: Shortfall) -> str:
     return "\n".join(lines)
 
 
-def _alike(nodes: Sequence[NodeShortfall]) -> list[list[NodeShortfall]]:
+def _domain_text(entry: NodeShortfall, spec: ClusterSpec) -> str:
+    """The NVLink domain in brackets where it matters, as in a drawing."""
+    domain = gpu_domain(entry.node) if spec.segment_size is not None else None
+    return f" [{domain}]" if domain else ""
+
+
+def _alike(shortfall: Shortfall) -> list[list[NodeShortfall]]:
     groups: list[list[NodeShortfall]] = []
     last: object = None
-    for entry in nodes:
+    for entry in shortfall.nodes:
         amounts = [(entry.node.free.get(name), entry.node.total.get(name)) for name in entry.needed]
         look = (
             amounts,
             entry.reason if entry.kind in _LEFT_OUT else "",
+            _domain_text(entry, shortfall.spec),
             [(holder.kind, holder.name, holder.id, holder.job_id, holder.resources) for holder in entry.node.holders],
         )
         if groups and look == last:
@@ -189,9 +216,10 @@ def _alike(nodes: Sequence[NodeShortfall]) -> list[list[NodeShortfall]]:
     return groups
 
 
-def _rows(group: Sequence[NodeShortfall]) -> list[tuple[str, ...]]:
+def _rows(group: Sequence[NodeShortfall], spec: ClusterSpec) -> list[tuple[str, ...]]:
     entry = group[0]
     name = entry.name if len(group) == 1 else f"{entry.name} to {group[-1].name} ({len(group)} nodes)"
+    name += _domain_text(entry, spec)
     if entry.kind in _LEFT_OUT:
         return [(name, "-", "-", "-", "-", "", entry.reason)]
     rows: list[tuple[str, ...]] = []

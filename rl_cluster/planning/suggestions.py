@@ -17,6 +17,7 @@ from rl_cluster.schema import STRATEGIES, ClusterSpec
 
 QUICK_STEPS = 5_000  # of each what-if question: there are dozens of them
 MAX_ENDINGS_TRIED = 8
+MAX_SEGMENTS_TRIED = 8
 MAX_ENTRIES = 64  # of a list that somebody is asked to paste
 
 Changes = Mapping[str, Any]
@@ -104,6 +105,10 @@ def fits_now(question: Question, culprits: Sequence[str]) -> Iterator[str]:
     for strategy in STRATEGIES:
         if strategy != spec.strategy:
             yield from _if_it_fits(question, {"strategy": strategy})
+    if spec.segment_size is not None and "domain" not in culprits:  # see lifts
+        nearest = (*range(spec.segment_size - 1, max(0, spec.segment_size - MAX_SEGMENTS_TRIED), -1), 1)
+        shorter = next((size for size in nearest if question.with_changes({"segment_size": size})), None)
+        yield from _if_it_fits(question, {"segment_size": shorter})
     most = _largest(len(sizes) - 1, lambda count: question.with_changes(_fewer(spec, sizes[:count])))
     if spec.segment_size is not None and most > spec.segment_size:
         most -= most % spec.segment_size
@@ -142,7 +147,7 @@ def _if_it_fits(question: Question, changes: Changes) -> Iterator[str]:
 def _value(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return number(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else "null" if value is None else str(value)
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

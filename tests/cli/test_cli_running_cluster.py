@@ -69,6 +69,7 @@ def test_plan_creates_nothing_and_up_builds_the_same(run_py: RunPy, untouched: R
     assert built.report["layout"] == planned.report["layout"]
     assert built.report["ray"]["kind"] == planned.report["ray"]["kind"] == "attached"
     assert built.report["ray"]["address"] == untouched.address
+    assert [worker["binding"]["cpu_status"] for worker in built.report["workers"]] == ["bound"] * 4  # by the simulation's map
     nodes = untouched.ask("state")["nodes"]
     assert [worker["node_id"] for worker in built.report["workers"]] == [nodes[0]] * 2 + [nodes[1]] * 2
 
