@@ -8,6 +8,7 @@ its value is a group with keys of ours.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ ROLE_PARTS: Mapping[str, type] = {
     "env": EnvSpec,
     "worker": WorkerSpec,
 }
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")  # what Hydra's grammar reads within a key; others can't be changed by a word
 _ALIKE = 0.8  # difflib's ratio: "clustr" and "clusters" are alike to "cluster", "data" is not to "numa"
 
 
@@ -145,12 +147,16 @@ def _found(cfg: object, path: str, problems: list[str]) -> Iterator[tuple[str, s
             if not isinstance(config.as_written(value), Mapping):
                 problems.append(RuleBroken("must be a group of roles", config.as_written(value)).line(where))
                 continue
-            for name, node in config.config_items(cast("Mapping[Any, Any]", value), where, problems):
-                yield name, config.join_path(where, name), node, True
+            group = cast("Mapping[Any, Any]", value)
+            written = {str(name): name for name in group}
+            for name, node in config.config_items(group, where, problems):
+                if _may_be_named([written[name]], where, problems):
+                    yield name, config.join_path(where, name), node, True
         elif isinstance(value, Mapping):
             parts = roles_of(value)
             if parts & {"cluster", "on"}:
-                yield key, where, value, False
+                if _may_be_named([key], path or "recipe", problems):
+                    yield key, where, value, False
             elif key != RAY_KEY:
                 problems += _nearly_a_role(where, value)
 
@@ -218,8 +224,21 @@ def _named(cfg: object, names: Sequence[str], path: str, problems: list[str]) ->
         where = config.join_path(path, name)
         if not isinstance(node, Mapping):
             problems.append(RuleBroken("must be a role: a node with cluster or on", config.as_written(node)).line(where))
-        else:
+        elif _may_be_named(name.split("."), path or "recipe", problems):
             yield name, where, node, False
+
+
+def _may_be_named(keys: Sequence[object], path: str, problems: list[str]) -> bool:
+    """Whether a role's keys can stand in words of a command line, as the suggestions have them; else a problem is noted."""
+    odd = next((key for key in keys if not (isinstance(key, str) and _NAME.fullmatch(key))), None)
+    if odd is None:
+        return True
+    plain = re.sub("[^A-Za-z0-9_-]+", "_", str(odd)).strip("_-") or "role"
+    fix = f"write {plain if isinstance(odd, str) and _NAME.fullmatch(plain) else f'role_{plain}'}"
+    if isinstance(odd, bool):
+        fix = "rename the role: YAML reads yes, on, no and off as true or false"
+    problems.append(RuleBroken("must name a role by letters, digits, _ and -, with a letter or _ first", odd, fix=fix).line(path))
+    return False
 
 
 # --- one role ---

@@ -116,6 +116,8 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
             "recipe.yaml:7: a.worker.targt: must be a key of WorkerSpec, got 'a.B'. Fix: write a.worker.target",
             "recipe.yaml:8: a.worker.kwargs.x: must be a text that YAML leaves alone (it reads 010 as 8), got '010'. "
             "Fix: write '010' in quotes",
+            "recipe.yaml:9: roles: must name a role by letters, digits, _ and -, with a letter or _ first, got False. "
+            "Fix: rename the role: YAML reads yes, on, no and off as true or false",
             "recipe.yaml:10: roles.no: must be a name that YAML leaves alone (it reads it as false), got 'no'. Fix: rename the role",
             "recipe.yaml:13: roles.c.wrker: must be a part of a role, got {}. Fix: write roles.c.worker",
         ],

@@ -203,6 +203,57 @@ def test_problems_are_listed_with_their_paths(config: Any, expected: list[str], 
     assert problems_of(config) == expected
 
 
+PLAIN = "must name a role by letters, digits, _ and -, with a letter or _ first, got"
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("sp ace", "sp_ace"),
+        ("a.b", "a_b"),
+        ("g=1", "g_1"),
+        ("ü[x]", "x"),
+        ("a\nb", "a_b"),
+        ("it's", "it_s"),
+        ('say "x"', "say_x"),
+        ("1", "role_1"),
+        (1, "role_1"),
+        (True, None),
+        ("-a", "a"),
+        ("", "role"),
+        ("\ud800", "role"),
+    ],
+)
+def test_a_role_has_a_name_that_can_stand_in_a_word(name: object, instead: str | None) -> None:
+    """Else no suggestion about it could be pasted. It is told in one line, at the top and under roles, from either kind of config."""
+    from omegaconf import OmegaConf
+
+    fix = f"write {instead}" if instead else "rename the role: YAML reads yes, on, no and off as true or false"
+    line = f"{PLAIN} {name!r}. Fix: {fix}"
+    under = {"a": {"cluster": SMALL}, "roles": {name: {"on": "a"}}}
+    assert problems_of(under) == problems_of(OmegaConf.create(under)) == [f"roles: {line}"]
+    if isinstance(name, str):
+        assert problems_of({name: {"cluster": SMALL}}) == [f"recipe: {line}"]
+
+
+@pytest.mark.parametrize("name", ["gen-1", "gen_1", "_a", "A", "null", "a-"])
+def test_names_of_roles_are_what_hydra_reads_within_a_key(name: str) -> None:
+    """Each of these can be changed by a word."""
+    from rl_cluster.config_files.options import parse_words
+
+    problems: list[str] = []
+    ((_, override),) = parse_words([f"roles.{name}.cluster.num_nodes=2"], problems)
+    assert (override.key_or_group, problems) == (f"roles.{name}.cluster.num_nodes", [])
+    assert list(recipe_from_config({"roles": {name: {"cluster": SMALL}}}).roles) == [name]
+
+
+def test_a_path_to_a_role_has_plain_keys() -> None:
+    """Also where roles are named instead of looked for."""
+    assert problems_of({"my host": {"policy": {"cluster": SMALL}}}, roles=["my host.policy"]) == [
+        f"recipe: {PLAIN} 'my host'. Fix: write my_host"
+    ]
+
+
 @pytest.mark.parametrize(
     "host",
     [
