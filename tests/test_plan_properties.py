@@ -226,6 +226,31 @@ def test_segments_are_whole_and_cost_least(
     assert all(taken[position] <= capacity for position, capacity in enumerate(capacities))
 
 
+@many
+@given(
+    packings(bundles=7, bins=4),
+    strategies,
+    st.integers(1, 3),
+    st.lists(st.sampled_from(["x", "y", None]), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_what_is_never_possible_is_so_also_where_little_was_searched(
+    packing: tuple[list[int], list[int]], strategy: str, segment_size: int, domains: list[str | None], alike: bool
+) -> None:
+    """Without any step of a search, "never" means never; and it is known wherever all logical nodes are alike."""
+    sizes, capacities = packing
+    sizes = [max(sizes)] * len(sizes) if alike else sizes
+    domains = domains[: len(capacities)]
+    in_segments = pack_segments(sizes, capacities, domains, segment_size=segment_size, strategy=strategy, max_steps=0)
+    if in_segments.places is None:
+        assert not in_segments.proven or best_segment_cost(sizes, capacities, domains, segment_size, strategy) is None
+        assert in_segments.proven or not alike
+    anywhere = pack(sizes, capacities, strategy=strategy, max_steps=0)
+    if anywhere.places is None:
+        assert not anywhere.proven or best_layout(sizes, capacities, strategy) is None
+        assert anywhere.proven or not alike
+
+
 @fewer
 @given(st.lists(st.integers(0, 9), min_size=30, max_size=60), st.lists(st.integers(0, 9), min_size=20, max_size=50), strategies)
 def test_large_layouts_keep_the_hard_rules(sizes: list[int], capacities: list[int], strategy: str) -> None:

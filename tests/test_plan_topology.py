@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rl_cluster.errors import ConfigError
@@ -154,6 +156,25 @@ def test_no_domain_at_all_is_an_error_before_anything_is_placed() -> None:
         "cluster.segment_size: needs nodes in an NVLink domain, got 2 with 2 living nodes, none of them in a domain. "
         "Fix: start each node's Ray with a label ray.io/gpu-domain=<domain>, or unset cluster.segment_size"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        pytest.param("a" * 32, {"num_nodes": 40, "segment_size": 7}, id="too-few-machines"),
+        pytest.param("a" * 16 + "b" * 16, {"num_nodes": 29, "segment_size": 10}, id="no-domain-for-the-short-last-segment"),
+        pytest.param("a" * 40, {"num_nodes": 40, "segment_size": 7, "gpus_per_node": 9}, id="too-few-gpus"),
+        pytest.param("ab" * 20, {"bundle_ct_per_node_list": [8] * 33 + [4, 8] * 8, "segment_size": 7}, id="of-two-sizes"),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"])
+def test_what_no_waiting_helps_is_never_also_where_it_is_too_large_to_try_all(names: str, keys: dict[str, Any], strategy: str) -> None:
+    """Too few machines, too little room, too few whole segments: counting is proof enough, whatever is held."""
+    answer = plan_layout(ClusterSpec(**keys, strategy=strategy), domains(*names))
+    assert isinstance(answer, Shortfall)
+    assert (answer.never, answer.facts["proven"]) == (True, True)
+    assert " now" not in answer.headline
+    assert "No waiting helps with the nodes there are." in render_shortfall(answer)
 
 
 @pytest.mark.parametrize("strategy", ["STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK"])

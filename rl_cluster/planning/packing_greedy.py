@@ -60,8 +60,9 @@ def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str) ->
     """A layout of low cost that keeps every hard rule.
 
     Returns:
-        The layout or None, and whether that is proven. A layout never is. A None is, where an item is larger than every bin and where
-        the sizes divide one another: then largest first packs whatever can be packed (Coffman, Garey and Johnson 1987).
+        The layout or None, and whether that is proven. A layout never is. A None is, where the bins have too few places for the items
+        of one size and more, and where the sizes divide one another: then largest first packs whatever can be packed (Coffman, Garey
+        and Johnson 1987).
     """
     orders = [_least_shared, _roomiest, _tightest] if strategy == "SPREAD" else [_roomiest, _tightest]
     descending = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
@@ -69,7 +70,7 @@ def search(sizes: Sequence[int], capacities: Sequence[int], *, strategy: str) ->
     if whole is not None:
         return _in_topology_order(sizes, whole[0]), False
     if strategy == "STRICT_PACK":
-        return None, _divide_one_another(sizes) or max(sizes) > max(capacities, default=0)
+        return None, _divide_one_another(sizes) or _too_few_places(sizes, capacities)
     # If any m items can stay whole, the m smallest can: keep as many of those as will go, and split the larger ones.
     kept: tuple[dict[int, tuple[int, ...]], _Buckets] = ({}, _Buckets(capacities))
     low, high = 0, len(sizes)
@@ -118,6 +119,11 @@ def _split(size: int, buckets: _Buckets) -> tuple[int, ...]:
 def _least_room(kind: Kind) -> tuple[int, ...]:
     items, room = kind
     return room, items
+
+
+def _too_few_places(sizes: Sequence[int], capacities: Sequence[int]) -> bool:
+    """Whether some items would not fit even if they all were as small as the smallest of them."""
+    return any(sum(capacity // least for capacity in capacities) < sum(size >= least for size in sizes) for least in set(sizes))
 
 
 def _divide_one_another(sizes: Sequence[int]) -> bool:

@@ -14,6 +14,7 @@ from rl_cluster.planning.packing import MAX_STEPS, Packing, Places, pack, packin
 
 MAX_ITEMS = 24  # of the exhaustive search
 MAX_DOMAINS = 100
+MAX_KINDS = 8  # of segments that are counted for a proof
 STEPS_PER_TRY = 50
 
 Shape = tuple[int, ...]  # the sizes of a segment, largest first
@@ -52,8 +53,7 @@ def pack_segments(
     except _OutOfStepsError:
         counts = task.greedy()
     if counts is None:
-        # Alike segments are counted per domain, and no count depends on another domain.
-        return Packing(None, len(set(task.shapes)) == 1 and not task.guessed)
+        return Packing(None, task.is_hopeless())
     places = task.place(counts, max_steps=MAX_STEPS // 20 if len(sizes) <= MAX_ITEMS else 0)
     cost = packing_cost(places, strategy=strategy)
     return Packing(places, strategy == "STRICT_SPREAD" or (strategy == "SPREAD" and cost[:2] == (0, 0)))
@@ -95,7 +95,7 @@ class _Task:
         self.kinds: list[Shape] = list(dict.fromkeys(self.shapes))
         self.wanted = tuple(Counter(self.shapes)[kind] for kind in self.kinds)
         self.steps = self.max_steps = 0
-        self.guessed = False  # a "does not fit" of a domain was not proven
+        self.guessed: set[str] = set()  # strategies of which a "does not fit" of a domain was not proven
         self.costs: dict[tuple[tuple[int, ...], tuple[int, ...]], Cost | None] = {}
         self.fitting: dict[tuple[tuple[int, ...], tuple[int, ...], str], bool] = {}
         self.known: dict[tuple[int, tuple[int, ...]], tuple[Cost, tuple[int, ...]] | None] = {}
@@ -110,7 +110,8 @@ class _Task:
         key = tuple(self.rooms[domain]), tuple(counts), strategy  # domains are mostly alike
         if key not in self.fitting:
             packing = pack(items, self.rooms[domain], strategy=strategy, max_steps=0)
-            self.guessed |= packing.places is None and not packing.proven
+            if packing.places is None and not packing.proven:
+                self.guessed.add(strategy)
             self.fitting[key] = packing.places is not None
         return self.fitting[key]
 
@@ -162,15 +163,34 @@ class _Task:
     def greedy(self) -> list[tuple[int, ...]] | None:
         wishes = {"SPREAD": ["STRICT_SPREAD", "STRICT_PACK", "SPREAD"], "PACK": ["STRICT_PACK", "PACK"]}
         for wish in wishes.get(self.strategy, [self.strategy]):
-            found = self.fill(wish)
+            found = self.fill(wish, self.wanted)
             if found is not None:
                 return found
         return None
 
-    def fill(self, wish: str) -> list[tuple[int, ...]] | None:
+    def is_hopeless(self) -> bool:
+        """Whether it is sure that there is no answer, where `greedy` found none; False is no proof of the contrary."""
+        bins = [room for rooms in self.rooms for room in rooms]
+        anywhere = pack(self.items(self.wanted), bins, strategy=self.strategy, max_steps=0)
+        if anywhere.places is None and anywhere.proven:
+            return True  # nor would it fit without segments
+        # Alike segments are counted per domain, and no count depends on another domain; a larger segment takes a smaller one's place.
+        for kind in self.kinds[:MAX_KINDS]:
+            count = sum(_holds(shape, kind) for shape in self.shapes)
+            if (
+                self.fill(self.strategy, [count if each == kind else 0 for each in self.kinds]) is None
+                and self.strategy not in self.guessed
+            ):
+                return True
+        # One short segment beside alike ones: they have no other way to fit, or they leave room for one more of their own.
+        short, long = sorted(self.kinds, key=sum)[0], sorted(self.kinds, key=sum)[-1]
+        one_more = len(self.kinds) == 2 and self.wanted[self.kinds.index(short)] == 1 and _holds(long, short)
+        return one_more and self.strategy not in self.guessed
+
+    def fill(self, wish: str, wanted: Sequence[int]) -> list[tuple[int, ...]] | None:
         """Each domain in turn takes as many of the next segments as it can."""
         answer = [[0] * len(self.kinds) for _ in self.members]
-        left = list(self.wanted)
+        left = list(wanted)
         for kind in sorted(range(len(self.kinds)), key=lambda kind: (-sum(self.kinds[kind]), kind)):
             for domain, counts in enumerate(answer):
                 room = sum(self.rooms[domain]) - sum(self.items(counts))
@@ -204,6 +224,11 @@ class _Task:
             for index, place in zip(indices, packing.places, strict=True):
                 places[index] = tuple(positions[bin_] for bin_ in place)
         return places
+
+
+def _holds(shape: Shape, other: Shape) -> bool:
+    """Whether a segment is at least as large as another, logical node by logical node."""
+    return len(shape) >= len(other) and all(size >= least for size, least in zip(shape, other, strict=False))
 
 
 def _most_first(left: Sequence[int]) -> Iterator[tuple[int, ...]]:
