@@ -6,6 +6,8 @@ import os
 from types import MappingProxyType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rl_cluster.errors import ConfigError
 from rl_cluster.process.worker_env import forwarded_env, looks_secret, mask_text, mask_value, masked, omp_threads, split_early
@@ -255,6 +257,73 @@ def test_secret_values_are_masked_in_any_text() -> None:
     text = "got planted-secret from https://me:pw@host/simple with ghp_0123456789abcdefghij as a user"
     shown = mask_text(text, env={"HF_TOKEN": "planted-secret", "DB_PWD": "as"})
     assert shown == "got *** from https://***@host/simple with *** as a user"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("https://user:pass@word@h/x.whl", "https://***@h/x.whl", id="at-in-the-password"),
+        pytest.param("https://u:p/w@h/x", "https://***@h/x", id="slash-in-the-password"),
+        pytest.param("https://u:p/w@x@h/x@v1", "https://***@h/x@v1", id="slash-and-at"),
+        pytest.param("https://me@corp.com:p/w@h/x", "https://***@h/x", id="address-as-user"),
+        pytest.param("https://u:p?w#@h/x", "https://***@h/x", id="query-signs-in-the-password"),
+        pytest.param("git+https://me:pw@h/o/r@v1#subdirectory=a", "git+https://***@h/o/r@v1#subdirectory=a", id="pip-at-a-version"),
+        pytest.param("redis://:pw@h:6379/0", "redis://***@h:6379/0", id="no-user"),
+        pytest.param("http://u:p@[::1]:80/x", "http://***@[::1]:80/x", id="ipv6"),
+        pytest.param("https://h/x?token=abc&page=2", "https://h/x?token=***&page=2", id="token"),
+        pytest.param("https://h/x?a=1&access_token=a%2Bb#f", "https://h/x?a=1&access_token=***#f", id="access-token"),
+        pytest.param(
+            "https://h/x?X-Amz-Credential=a&X-Amz-Signature=b&X-Amz-SignedHeaders=host",
+            "https://h/x?X-Amz-Credential=***&X-Amz-Signature=***&X-Amz-SignedHeaders=host",
+            id="amazon",
+        ),
+        pytest.param("https://h/x?sv=2020&sig=a%3D", "https://h/x?sv=2020&sig=***", id="azure"),
+        pytest.param("https://h/x?apikey=1-2&private_token=x", "https://h/x?apikey=***&private_token=***", id="keys"),
+        pytest.param("GET /x?id_token=abc HTTP/1.1", "GET /x?id_token=*** HTTP/1.1", id="without-a-host"),
+    ],
+)
+def test_logins_and_tokens_of_urls_are_masked(text: str, shown: str) -> None:
+    """Whatever a password is made of, and wherever in a URL a token stands; the rest can still be read."""
+    assert mask_text(f"see '{text}', please") == f"see '{shown}', please"
+    assert mask_text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mail to john.doe@example.com",
+        "git@github.com:org/repo.git",
+        "ssh://git@github.com:22/org/repo@v1",
+        "git+ssh://git@github.com/org/repo@v1.0",
+        "https://h:8080/@scope/pkg@1.2",
+        "https://h/people/john@example.com?to=me@example.com",
+        "http://[::1]:8080/pkg@1.2",
+        "https://h/x?max_tokens=100&monkey=1&auth=false",
+        "https://h/x.whl#sha256=0123456789abcdef",
+    ],
+)
+def test_names_with_an_at_are_shown(text: str) -> None:
+    """An address, a user without a password, a port and a version are no secrets."""
+    assert mask_text(text) == text
+
+
+NAMES = st.text("abcdefghij-", min_size=1, max_size=8)
+PASSWORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/@?#'\""), max_size=12)
+
+
+@given(user=NAMES, first=PASSWORDS, more=st.lists(PASSWORDS, max_size=3), sign=st.sampled_from("/@?#"), host=NAMES, path=NAMES)
+def test_of_a_login_nothing_is_shown(user: str, first: str, more: list[str], sign: str, host: str, path: str) -> None:
+    """Neither user nor password, however many signs with a meaning of their own are in it; the host, the path and its version are."""
+    password = sign.join([f"x{first}", *more])
+    assert mask_text(f"git+https://{user}:{password}@{host}/{path}@1.0") == f"git+https://***@{host}/{path}@1.0"
+
+
+@given(user=NAMES, host=NAMES, path=NAMES, port=st.none() | st.integers(0, 65535))
+def test_what_holds_no_secret_is_shown_whole(user: str, host: str, path: str, port: int | None) -> None:
+    """A user alone, with or without a port behind the host, and a version behind the path."""
+    where = host if port is None else f"{host}:{port}"
+    for text in (f"ssh://{user}@{where}/{path}@1.0", f"https://{where}/{path}@1.0", f"{user}@{host}:{path}", f"{user}@{host}.com"):
+        assert mask_text(text) == text
 
 
 def test_a_name_alone_can_be_asked_about() -> None:

@@ -109,7 +109,15 @@ _SECRET_WORD = re.compile(
 _HARMLESS_NAME = frozenset({"PWD", "OLDPWD"})
 _HARMLESS_VALUE = re.compile(r"|0|1|true|false|yes|no|on|off|none", re.IGNORECASE)
 _COUNT_OF_TOKENS = re.compile(r"\w*TOKENS(_\w*)?", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?<=://)([^\s/@'\"]*:[^\s/@'\"]*|[^\s/@:'\"]{16,})(?=@)")  # user:password@, or a long token@
+# What stands before the host of a URL: user:password, up to the last @ before a slash; user:password with a slash, where there is no such
+# @, unless it is host:port/path@version; or a long token. A user without a password (git@host) is no secret.
+_URL_LOGIN = re.compile(
+    r"(?<=://)([^\s/?#'\":]*:[^\s/?#'\"]*"
+    r"|[^\s/?#'\":\[]*:(?!\d*[/?#])[^\s'\"@]{0,500}(?:@[^\s/?#'\"@]*)*"
+    r"|[^\s/?#'\":@]{16,})(?=@)"
+)
+_URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&;#'\"]+)")
+_SIGNATURE = re.compile(r"(.*[_-])?sig(nature)?", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16}"
     r"|nvapi-[\w-]{16,}|pypi-[\w-]{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
@@ -211,12 +219,14 @@ def omp_threads(environ: Mapping[str, str], cpus: float) -> str:
 
 
 def looks_secret(name: str, value: str = "") -> bool:
-    """Whether a variable looks like a secret, by the words of its name or by its value (a login in a URL, a well-known kind of token).
+    """Whether a variable looks like a secret, by the words of its name or by its value.
 
-    Without a value the name alone decides.
+    A secret value holds a login or a token in a URL, or a well-known kind of token. Without a value the name alone decides.
     """
-    if value and (_URL_LOGIN.search(value) or _SECRET_VALUE.search(value)):
-        return True
+    return (bool(value) and mask_text(value) != value) or _is_secret_name(name, value)
+
+
+def _is_secret_name(name: str, value: str) -> bool:
     if name in _HARMLESS_NAME or not _SECRET_WORD.search(name):
         return False
     if _COUNT_OF_TOKENS.fullmatch(name) and value.isdecimal():
@@ -236,11 +246,21 @@ def masked(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_text(text: str, *, env: Mapping[str, str] | None = None) -> str:
-    """A text of any origin (a tool's output, an error) as it may be shown: without logins of URLs, tokens, and secret values of ``env``."""
+    """A text of any origin (a tool's output, an error) as it may be shown.
+
+    Masked are logins and tokens in URLs, well-known kinds of tokens, and the secret values of ``env``.
+    """
     secrets = [value for name, value in (env or {}).items() if len(value) >= 4 and looks_secret(name, value)]
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, MASK)
-    return _SECRET_VALUE.sub(MASK, _URL_LOGIN.sub(MASK, text))
+    return _SECRET_VALUE.sub(MASK, _URL_FIELD.sub(_mask_field, _URL_LOGIN.sub(MASK, text)))
+
+
+def _mask_field(field: re.Match[str]) -> str:
+    """A field of a URL's query (``token=...``) as it may be shown."""
+    name, value = field.groups()
+    is_secret = _SIGNATURE.fullmatch(name) or _is_secret_name(re.sub("[.-]", "_", name), value)
+    return f"{name}={MASK}" if is_secret else field[0]
 
 
 def mask_word(word: str) -> str:
