@@ -195,8 +195,8 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
                 ]
             },
             [
-                "nodes[3].node_id: must be a text that is not empty, of one node (count: 1), got 'c'",
-                "nodes[4].node_id: must be a text that is not empty, of one node (count: 1), got 7",
+                "nodes[3].node_id: must be a printable text that is not empty, of one node (count: 1), got 'c'",
+                "nodes[4].node_id: must be a printable text that is not empty, of one node (count: 1), got 7",
                 "nodes[2].node_id: must differ from that of nodes[0], got 'a'",
             ],
             id="node-ids",
@@ -247,6 +247,58 @@ def test_a_file_says_nodes(tmp_path: Path) -> None:
             id="nearly-a-resource-of-rays",
         ),
         pytest.param(
+            {
+                "nodes": [
+                    {"adress": "10.0.0.1", "resources": {"CPU": 1}, "head": True},
+                    {"address": 7, "resources": {"CPU": 1}, "head": True, "state": "aliv"},
+                    {"address": "10.0.0.3", "resources": {"CPU": 1}},
+                    {"address": "10.0.0.3", "resources": {"GPU": 8}, "holders": [{"kind": "actor", "nam": "x"}]},
+                ]
+            },
+            [
+                "nodes[0].adress: must be one of address, count, node_id, resources, free, labels, hostname, head, state, holders, "
+                "got 'adress'. Fix: write address",
+                "nodes[1].state: must be one of alive, draining, dead, got 'aliv'. Fix: write alive",
+                "nodes[1].address: must be an IP address or a host name, without a port or a blank, a text, got 7",
+                "nodes[3].resources: must say CPU, got ['GPU']. Fix: add CPU: <cores>, or CPU: 0 for a node that gives none",
+                "nodes[3].holders[0].nam: must be one of kind, name, id, job_id, resources, got 'nam'. Fix: write name",
+                "nodes[3].address: must differ from that of nodes[2], got '10.0.0.3'",
+                "nodes[1].head: must be true for one node at most, and is for nodes[0], got True",
+            ],
+            id="all-at-once",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    {
+                        "resources": {"CPU": 1, True: 3, "": 1, "a\nb": 1, 7: 1},
+                        "free": {" x": 1},
+                        "labels": {True: "x", "a\nb": "x", "zone": "a\nb", 7: "x"},
+                        "address": "\ud800",
+                        "hostname": "a\u200bb",
+                        "node_id": "a\nb",
+                    },
+                ]
+            },
+            [
+                "nodes[0].resources: must name a resource by a printable text, got True. "
+                "Fix: write it in quotes: YAML reads some words as other types",
+                "nodes[0].resources: must name a resource by a printable text, got ''",
+                "nodes[0].resources: must name a resource by a printable text, got 'a\\nb'",
+                "nodes[0].resources: must name a resource by a printable text, got 7. "
+                "Fix: write it in quotes: YAML reads some words as other types",
+                "nodes[0].free: must name a resource by a printable text, got ' x'",
+                "nodes[0].labels: must name a label by a printable text, got True. "
+                "Fix: write it in quotes: YAML reads some words as other types",
+                "nodes[0].labels: must name a label by a printable text, got 'a\\nb'",
+                "nodes[0].labels.zone: must be a printable text, got 'a\\nb'",
+                "nodes[0].hostname: must be a host name, a text without a blank, got 'a\\u200bb'",
+                "nodes[0].node_id: must be a printable text that is not empty, of one node (count: 1), got 'a\\nb'",
+                "nodes[0].address: must be an IP address or a host name, without a port or a blank, got '\\ud800'",
+            ],
+            id="names-that-break-a-line",
+        ),
+        pytest.param(
             {"nodes": [{"resources": {"GPU": 8}}, {"resources": {"GPU": 8, "CPU": 0}}, {"resources": {"GPU": 8}, "state": "dead"}]},
             ["nodes[0].resources: must say CPU, got ['GPU']. Fix: add CPU: <cores>, or CPU: 0 for a node that gives none"],
             id="no-word-of-cpus",
@@ -263,7 +315,7 @@ def test_every_broken_rule_is_listed_with_its_place(content: object, problems: l
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(None, "must be a readable file, got No such file or directory", id="missing"),
+        pytest.param(None, "must be a readable file, got No such file or directory. Fix: correct its path", id="missing"),
         pytest.param(b"nodes: [", "must be YAML, got while parsing", id="not-yaml"),
         pytest.param(b"nodes: " + b"9" * 5000, "must be YAML, got a number of more than 4300 digits", id="digits"),
         pytest.param(b"nodes: " + b"[" * 3000, "must be YAML, got more levels in each other than can be read", id="levels"),
@@ -291,7 +343,33 @@ def test_a_key_that_stands_twice_is_named_with_its_line(tmp_path: Path) -> None:
     assert list(caught.value.problems) == [
         f"inventory {path}: line 3: GPU: must stand once in its group, got it again",
         f"inventory {path}: line 4: nodes: must stand once in its group, got it again",
+        f"inventory file {path}: nodes: must be a list with at least one node, got []",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "word", "read"),
+    [
+        pytest.param("CPU: 1:30", 2, "1:30", "90", id="base-60"),
+        pytest.param("CPU: 1:30.5", 2, "1:30.5", "90.5", id="base-60-with-a-fraction"),
+        pytest.param("CPU: 010", 2, "010", "8", id="base-8"),
+        pytest.param("CPU: 0x10", 2, "0x10", "16", id="base-16"),
+        pytest.param("CPU: 1}\n  labels: {rack: 1:30", 3, "1:30", "90", id="a-label"),
+        pytest.param("CPU: 1}\n  labels: {1:30: a", 3, "1:30", "90", id="a-name-of-a-label"),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_is_refused(tmp_path: Path, text: str, line: int, word: str, read: str) -> None:
+    """YAML 1.1 counts 1:30 in sixties and 010 in eights, without a word."""
+    path = tmp_path / "x.yaml"
+    path.write_text(f"nodes:\n- resources: {{{text}}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_inventory(path)
+    assert list(caught.value.problems) == [
+        f"inventory {path}: line {line}: must be a number that YAML leaves alone (it reads {word} as {read}), got '{word}'. "
+        f"Fix: write {read} if that is meant, or '{word}' in quotes for a text"
+    ]
+    path.write_text("nodes: [{resources: {CPU: 16, memory: 2_000.5, GPU: 0, nic: 0.5}, labels: {a: '010', b: 10}}]", encoding="utf-8")
+    assert load_inventory(path).nodes[0].labels == {"a": "010", "b": "10"}
 
 
 def test_a_head_that_died_may_have_a_successor() -> None:

@@ -38,7 +38,12 @@ def a_socket(path: Path) -> None:
 
 
 MADE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "folder": (os.mkdir, "must be a readable file, got Is a directory"),
+    "folder": (os.mkdir, "must be a readable file, got Is a directory. Fix: name a file in that folder"),
+    "missing": (lambda path: None, "must be a readable file, got No such file or directory. Fix: correct its path"),
+    "nearly": (
+        lambda path: path.with_name("givens").mkdir(),
+        "must be a readable file, got No such file or directory. Fix: write {near}",
+    ),
     "zeros": (lambda path: path.symlink_to("/dev/zero"), "must be a regular file, got a device"),
     "nothing": (lambda path: path.symlink_to("/dev/null"), "must be a regular file, got a device"),
     "socket": (a_socket, "must be a readable file, got No such device or address"),
@@ -57,7 +62,7 @@ def test_what_is_no_file_is_one_line(tmp_path: Path, kind: str, make: Callable[[
     with pytest.raises(ConfigError) as caught:
         LOADERS[kind](path)
     where = f"inventory {path}" if kind == "inventory" else str(path)
-    assert caught.value.problems == (f"{where}: {problem.format(limit=64 if kind == 'inventory' else 1)}",)
+    assert caught.value.problems == (f"{where}: {problem.format(limit=64 if kind == 'inventory' else 1, near=path.with_name('givens'))}",)
 
 
 @pytest.mark.parametrize("kind", LOADERS)

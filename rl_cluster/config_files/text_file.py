@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import select
@@ -49,7 +50,19 @@ def read_text(path: str | os.PathLike[str], *, max_bytes: int, pipes: bool = Tru
     except (OSError, ValueError) as error:  # the second: a path with a NUL
         if isinstance(error, UnreadableError):
             raise
-        raise UnreadableError(f"must be a readable file, got {getattr(error, 'strerror', None) or error}") from None
+        raise UnreadableError(f"must be a readable file, got {getattr(error, 'strerror', None) or error}{_fix(path, error)}") from None
+
+
+def _fix(path: Path, error: Exception) -> str:
+    if isinstance(error, IsADirectoryError):
+        return ". Fix: name a file in that folder"
+    if isinstance(error, PermissionError):
+        return f". Fix: as its owner, chmod +r {path}"
+    if not isinstance(error, FileNotFoundError):
+        return ""
+    names = os.listdir(path.parent) if path.parent.is_dir() and os.access(path.parent, os.R_OK) else []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.8)
+    return f". Fix: write {path.with_name(near[0])}" if near else ". Fix: correct its path"
 
 
 def _chunks(number: int, max_bytes: int, *, pipes: bool) -> Iterator[bytes]:

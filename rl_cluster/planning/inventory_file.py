@@ -31,7 +31,7 @@ from attrs import field, frozen
 
 from rl_cluster.config_files.text_file import UnreadableError, check_levels, read_text, why_unread
 from rl_cluster.errors import ConfigError
-from rl_cluster.ground.rules import RuleBroken
+from rl_cluster.ground.rules import RuleBroken, near_word
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.planning.topology import TOPO_RANK_LABEL, rank_of_label
 
@@ -49,6 +49,7 @@ RAYS_RESOURCES = ("GPU", "CPU", "TPU", "HPU", "NPU", "memory")  # names of Ray's
 UNIT = 1e-4  # of a resource, in which Ray counts
 
 _NAME = re.compile(r"[^\s:/\[\]\x00-\x1f\x7f]+")  # of a host
+_ODD_NUMBER = re.compile(r"[+-]?0[0-9xb_].*|.*:.*")  # of YAML 1.1: 010 is 8, 0x10 is 16, 1:30 is 90
 _NAME_RULE = "must be an IP address or a host name, without a port or a blank"
 
 
@@ -73,24 +74,21 @@ def load_inventory(path: str | PathLike[str]) -> Inventory:
         text = read_text(path, max_bytes=MAX_BYTES)
         if "&" in text:  # a large file without aliases is read only once
             check_levels(text)
-        content, twice = _read_yaml(text)
+        content, slips = _read_yaml(text)
     except UnreadableError as error:
         raise ConfigError(f"inventory {path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"inventory {path}: must be YAML, got {' '.join(str(error).split())}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"inventory {path}: must be YAML, got {why_unread(error)}") from None
-    if twice:
-        lines = [f"inventory {path}: line {line}: {key}: must stand once in its group, got it again" for line, key in twice]
-        raise ConfigError(problems=lines)
-    return parse_inventory(content, source=f"file {path}")
+    return _parsed(content, f"file {path}", [f"inventory {path}: {slip}" for slip in slips])
 
 
-def _read_yaml(text: str) -> tuple[object, list[tuple[int, str]]]:
-    """The content, and the keys (with their lines) that a group has more than once, of which YAML keeps the last."""
+def _read_yaml(text: str) -> tuple[object, list[str]]:
+    """The content, and what YAML alone knows of: keys that a group has twice (it keeps the last), and numbers that it reads as others."""
     import yaml
 
-    twice: list[tuple[int, str]] = []
+    slips: list[str] = []
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_mapping_node(self, anchor: object) -> Any:
@@ -98,16 +96,30 @@ def _read_yaml(text: str) -> tuple[object, list[tuple[int, str]]]:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    twice.append((key.start_mark.line + 1, str(key.value)))
+                    slips.append(f"line {key.start_mark.line + 1}: {key.value}: must stand once in its group, got it again")
                 seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
             return node
 
-    return yaml.load(text, Loader=Loader), twice
+        def compose_scalar_node(self, anchor: object) -> Any:
+            node = super().compose_scalar_node(anchor)
+            kind = node.tag.rpartition(":")[2]
+            if node.style is None and (kind == "int" or (kind == "float" and ":" in node.value)) and _ODD_NUMBER.fullmatch(node.value):
+                read = self.construct_yaml_int(node) if kind == "int" else self.construct_yaml_float(node)
+                rule = f"must be a number that YAML leaves alone (it reads {node.value} as {read})"
+                fix = f"write {read} if that is meant, or '{node.value}' in quotes for a text"
+                slips.append(RuleBroken(rule, node.value, fix=fix).line(f"line {node.start_mark.line + 1}"))
+            return node
+
+    return yaml.load(text, Loader=Loader), slips
 
 
 def parse_inventory(content: object, *, source: str = "file") -> Inventory:
     """An inventory from the plain content of an inventory file. Errors are those of `load_inventory`."""
-    reader = _Reader(source)
+    return _parsed(content, source, [])
+
+
+def _parsed(content: object, source: str, problems: list[str]) -> Inventory:
+    reader = _Reader(source, problems)
     nodes = list(reader.nodes(content))
     reader.check_together(nodes)
     if reader.problems:
@@ -141,14 +153,13 @@ class _Reader:
         nodes = content.get("nodes", list(content)) if isinstance(content, Mapping) else content
         if not isinstance(content, Mapping) or "nodes" not in content or not isinstance(nodes, list) or not nodes:
             return self.broken("nodes", "must be a list with at least one node", nodes)
-        for key in content:
-            if key not in ("nodes", "source"):
-                self.broken(str(key), "must be one of nodes, source", key)
+        self.known_keys("", content, ("nodes", "source"))
         number = 0
         for index, entry in enumerate(nodes):
             where = f"nodes[{index}]"
             if not isinstance(entry, Mapping):
                 self.broken(where, "must be a mapping with resources", entry)
+                number += 1
                 continue
             for made in self.entry(where, entry, number):
                 number += 1
@@ -175,11 +186,17 @@ class _Reader:
         for entry in heads[1:2]:
             self.broken(f"{entry.where}.head", f"must be true for one node at most, and is for {heads[0].where}", True)
 
+    def known_keys(self, where: str, group: Mapping[Any, Any], keys: Sequence[str]) -> None:
+        for key in group:
+            if key not in keys:
+                near = near_word(key, [known for known in keys if known not in group])
+                place = where if not _is_plain(key) else f"{where}.{key}" if where else key
+                self.broken(place or "nodes", f"must be one of {', '.join(keys)}", key, fix=f"write {near}" if near else "")
+
     def entry(self, where: str, entry: Mapping[Any, Any], number: int) -> Iterator[_Entry]:
+        """The nodes of an entry; also of one with problems, so that what they break together is told as well."""
         problems = len(self.problems)
-        for key in entry:
-            if key not in NODE_KEYS:
-                self.broken(f"{where}.{key}", f"must be one of {', '.join(NODE_KEYS)}", key)
+        self.known_keys(where, entry, NODE_KEYS)
         count = entry.get("count", 1)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
             self.broken(f"{where}.count", f"must be a whole number from 1 to {MAX_COUNT}", count)
@@ -188,7 +205,7 @@ class _Reader:
             self.broken(f"{where}.resources", "must be there", None)
         total = self.amounts(f"{where}.resources", entry.get("resources", {}))
         if isinstance(entry.get("resources"), Mapping) and entry.get("state") != "dead":
-            self.resource_names(f"{where}.resources", [str(name) for name in entry["resources"]])
+            self.resource_names(f"{where}.resources", [name for name in entry["resources"] if isinstance(name, str)])
         free = {**total, **self.free(f"{where}.free", entry)}
         labels = self.texts(f"{where}.labels", entry.get("labels", {}))
         rank = labels.get(TOPO_RANK_LABEL)
@@ -196,53 +213,57 @@ class _Reader:
             self.broken(f"{where}.labels.{TOPO_RANK_LABEL}", "must be a number", rank)
         state = entry.get("state", "alive")
         if state not in STATES:
-            self.broken(f"{where}.state", f"must be one of {', '.join(STATES)}", state)
+            near = near_word(state, STATES)
+            self.broken(f"{where}.state", f"must be one of {', '.join(STATES)}", state, fix=f"write {near}" if near else "")
         head = entry.get("head", False)
         if not isinstance(head, bool):
             self.broken(f"{where}.head", "must be true or false", head)
         hostname = entry.get("hostname", "")
-        if hostname != "" and not (isinstance(hostname, str) and _NAME.fullmatch(hostname)):
+        if hostname != "" and not _is_host(hostname):
             self.broken(f"{where}.hostname", "must be a host name, a text without a blank", hostname)
         node_id = entry.get("node_id")
-        if "node_id" in entry and (not isinstance(node_id, str) or not node_id.strip() or count != 1):
-            self.broken(f"{where}.node_id", "must be a text that is not empty, of one node (count: 1)", node_id)
+        has_id = "node_id" in entry and _is_plain(node_id) and count == 1
+        if "node_id" in entry and not has_id:
+            self.broken(f"{where}.node_id", "must be a printable text that is not empty, of one node (count: 1)", node_id)
         holders = tuple(self.holders(f"{where}.holders", entry.get("holders", [])))
         addresses = self.addresses(f"{where}.address", entry, count, number)
-        if len(self.problems) > problems:
-            return
-        if state != "dead":
+        if state != "dead" and len(self.problems) == problems:
             self.check_held(where, total, free, holders)
-        for address in addresses:
+        for step, address in enumerate(addresses):
+            default = f"{where} {step}" if "node_id" in entry else f"node-{address}"
             node = PhysicalNode(
-                node_id=node_id or f"node-{address}",
+                node_id=str(node_id) if has_id else default,
                 address=address,
                 total=total,
                 free={} if state == "dead" else free,
                 hostname=hostname,
                 labels=labels,
-                is_head=head,
+                is_head=head is True,
                 state=state,
                 holders=holders,
             )
-            yield _Entry(where, node, has_address="address" in entry, has_id=node_id is not None)
+            yield _Entry(where, node, has_address="address" in entry, has_id=has_id)
 
     def addresses(self, where: str, entry: Mapping[Any, Any], count: int, number: int) -> Iterator[str]:
         first = entry.get("address", str(ipaddress.ip_address("10.0.0.1") + number))
+        unreadable = (f"{where} {step}" for step in range(count))
         if not isinstance(first, str):
             self.broken(where, f"{_NAME_RULE}, a text", first)
-            return iter(())
+            return unreadable
         try:
             start: Any = ipaddress.ip_address(first)
         except ValueError:
-            if not _NAME.fullmatch(first):
+            if not _is_host(first):
                 self.broken(where, _NAME_RULE, first)
             elif count > 1:
                 self.broken(where, "must be an IP address where count is more than 1", first)
-            return iter([first])
+            else:
+                return iter([first])
+            return unreadable
         last = 2**start.max_prefixlen - 1
         if int(start) + count - 1 > last:
             self.broken(where, f"must leave room for {count} addresses that rise by one", first)
-            return iter(())
+            return unreadable
         return (str(start + step if step else start) for step in range(count))
 
     def free(self, where: str, entry: Mapping[Any, Any]) -> dict[str, float]:
@@ -277,7 +298,9 @@ class _Reader:
             return {}
         amounts = {}
         for name, amount in value.items():
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
+            if not _is_plain(name):
+                self.broken(where, "must name a resource by a printable text", name, fix=_if_misread(name))
+            elif isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
                 self.broken(f"{where}.{name}", "must be a number, at least 0", amount, note=_if_a_text(amount))
             elif amount > MAX_AMOUNT:
                 self.broken(f"{where}.{name}", f"must be at most {MAX_AMOUNT}", amount)
@@ -301,8 +324,12 @@ class _Reader:
             self.broken(where, "must be a mapping from label to value", value)
             return {}
         for name, text in value.items():
-            if isinstance(text, (bool, float)) or not isinstance(text, (str, int)):
+            if not _is_plain(str(name) if type(name) is int else name):
+                self.broken(where, "must name a label by a printable text", name, fix=_if_misread(name))
+            elif isinstance(text, (bool, float)) or not isinstance(text, (str, int)):
                 self.broken(f"{where}.{name}", "must be a text (YAML reads some words as other types: quote it)", text)
+            elif not str(text).isprintable():
+                self.broken(f"{where}.{name}", "must be a printable text", text)
         return {str(name): str(text) for name, text in value.items()}
 
     def holders(self, where: str, value: object) -> Iterator[Holder]:
@@ -310,12 +337,26 @@ class _Reader:
             return self.broken(where, "must be a list", value)
         for index, entry in enumerate(value):
             place = f"{where}[{index}]"
-            if not isinstance(entry, Mapping) or entry.get("kind") not in HOLDER_KINDS or set(entry) - set(HOLDER_KEYS):
+            if not isinstance(entry, Mapping) or entry.get("kind") not in HOLDER_KINDS:
                 self.broken(place, f"must have the keys {', '.join(HOLDER_KEYS)} and a kind of {', '.join(HOLDER_KINDS)}", entry)
                 continue
+            self.known_keys(place, entry, HOLDER_KEYS)
             words = self.texts(place, {key: entry[key] for key in HOLDER_KEYS[:4] if key in entry})
             kind, name, id_, job_id = (words.get(key, "") for key in HOLDER_KEYS[:4])
             yield Holder(kind, name, id_, job_id, self.amounts(f"{place}.resources", entry.get("resources", {})))
+
+
+def _is_plain(name: object) -> bool:
+    """A text that can stand in a line: not empty, no blank at either end, no line break, no half of a character."""
+    return isinstance(name, str) and name.strip() == name != "" and name.isprintable()
+
+
+def _is_host(name: object) -> bool:
+    return _is_plain(name) and _NAME.fullmatch(str(name)) is not None
+
+
+def _if_misread(name: object) -> str:
+    return "" if isinstance(name, str) else "write it in quotes: YAML reads some words as other types"
 
 
 def _if_a_text(amount: object) -> str:

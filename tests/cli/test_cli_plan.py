@@ -114,7 +114,7 @@ def test_plan_on_a_file_that_does_not_hold_it(run_py: RunPy) -> None:
 def test_plan_on_a_file_that_is_not_there(run_py: RunPy) -> None:
     """An inventory that can't be read is one line, exit 1."""
     done = run_py("mode=plan", "inventory=nowhere.yaml")
-    problem = "inventory nowhere.yaml: must be a readable file, got No such file or directory"
+    problem = "inventory nowhere.yaml: must be a readable file, got No such file or directory. Fix: correct its path"
     assert (done.code, done.err, done.last_line) == (1, f"{problem}\n", f"FAILED: {problem}")
 
 
@@ -165,7 +165,7 @@ def test_full_error_shows_the_traceback_of_a_run(run_py: RunPy) -> None:
     done = run_py("mode=plan", "inventory=nowhere.yaml", env={"HYDRA_FULL_ERROR": "1"})
     assert done.code == 1
     assert "Traceback (most recent call last):" in done.err.splitlines()
-    assert done.err.splitlines()[-1] == "inventory nowhere.yaml: must be a readable file, got No such file or directory"
+    assert done.err.splitlines()[-1].startswith("inventory nowhere.yaml: must be a readable file, got No such file or directory.")
     assert validate_report(done.report) == []
 
 

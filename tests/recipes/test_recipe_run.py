@@ -179,7 +179,10 @@ def test_run_py_plans_a_recipe(folder: Path) -> None:
             id="does not fit",
         ),
         pytest.param(
-            ["recipe=nowhere.yaml"], 1, "nowhere.yaml: must be a readable file, got No such file or directory\n", id="no such file"
+            ["recipe=nowhere.yaml"],
+            1,
+            "nowhere.yaml: must be a readable file, got No such file or directory. Fix: correct its path\n",
+            id="no such file",
         ),
     ],
 )
