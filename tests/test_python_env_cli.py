@@ -150,6 +150,49 @@ def test_users_are_seen_by_whatever_name_the_folder_has(tmp_path: Path, monkeypa
         worker.communicate(b"\n")
 
 
+@pytest.mark.parametrize("by", ["a-relative-path", "a-link", "its-path-after-a-change-of-folder", "the-PATH", "its-activation"])
+def test_who_runs_it_is_seen_however_it_was_started(tmp_path: Path, by: str) -> None:
+    """By a relative path, through a link to its folder, found on the PATH, or activated: it is used, and it is kept."""
+    folder = make_environment(tmp_path / "real", "old", unused_days=400)
+    (tmp_path / "link").symlink_to("real")
+    leaves = "import os; os.chdir('/')\n" if by == "its-path-after-a-change-of-folder" else ""
+    waits = ["-c", f"{leaves}print(flush=True); input()"]
+    command = {
+        "a-link": [f"{tmp_path}/link/old/bin/python", *waits],
+        "the-PATH": ["env", "PATH=real/old/bin:/bin:/usr/bin", "python", *waits],
+        "its-activation": ["env", f"VIRTUAL_ENV={tmp_path}/link/old", sys.executable, *waits],
+    }.get(by, ["real/old/bin/python", *waits])
+    environ = {**os.environ, "PWD": str(tmp_path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, env=environ) as worker:
+        assert worker.stdout
+        worker.stdout.readline()
+        assert prune_environments(folder.parent, unused_s=0, now=NOW) == []
+        assert list_environments(folder.parent, now=NOW)[0].users == (worker.pid,)
+        worker.communicate(b"\n")
+    assert [record.name for record in prune_environments(folder.parent, unused_s=0, now=NOW)] == ["old"]
+
+
+def test_another_environment_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    """A relative path counts from the folder of the process, and the first program on its PATH is meant."""
+    ours, other = (make_environment(tmp_path / root, "old", unused_days=400) for root in ("ours", "other"))
+    by_path = [f"--chdir={ours.parent}", f"PATH={other}/bin:{ours}/bin:/bin:/usr/bin", "python", "-c", "input()"]
+    for command in (["--chdir", f"{other.parent}", "old/bin/python", "-c", "input()"], by_path):
+        environ = {name: value for name, value in os.environ.items() if name != "PWD"}
+        with subprocess.Popen(["env", *command], stdin=subprocess.PIPE, env=environ) as worker:
+            wait_for_user(other.parent, worker.pid)
+            assert list_environments(ours.parent, now=NOW)[0].users == ()
+            worker.communicate(b"\n")
+
+
+def test_the_number_of_users_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the table."""
+    make_environment(tmp_path, "old", unused_days=1)
+    for users, told in (((), " - "), ((1,), " 1 process "), ((1, 2), " 2 processes ")):
+        monkeypatch.setattr(python_env_cli, "_users", lambda folder, users=users: users)
+        assert main(["list", "--venv-dir", str(tmp_path)]) == 0
+        assert told in capsys.readouterr().out.splitlines()[1]
+
+
 def test_an_environment_that_is_asked_for_while_prune_looks_around_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Age and users are looked at again at the moment of removal."""
     taken, run, free = (make_environment(tmp_path, name, unused_days=40) for name in ("taken", "run", "free"))

@@ -253,25 +253,48 @@ def _look_at(folder: Path, now: float, *, locked: bool = False) -> EnvironmentRe
 
 
 def _users(folder: Path) -> tuple[int, ...]:
-    """Processes of this machine that use the environment: by the interpreter's path, by the libraries that they have mapped, or by its
-    marker, which workers hold open.
+    """Processes of this machine that use the environment: by the program that they were started by, by the environment that was activated
+    then, by the libraries that they have mapped, or by its marker, which workers hold open.
 
-    Not by the path alone, because a Ray worker overwrites its command line with a title of its own. Not by libraries alone: an
-    environment whose packages are links has none below its folder.
+    Not by the program alone, because a Ray worker overwrites its command line with a title of its own. Not by libraries alone: an
+    environment whose packages are links has none below its folder. /proc/PID/exe tells nothing: it is the base interpreter.
     """
     found = []
-    marker = os.fsencode(folder.resolve() / MARKER)
-    inside = os.fsencode(folder.resolve()) + b"/"  # the kernel's name of it
-    called = (inside, os.fsencode(folder.absolute()) + b"/")
+    environment = folder.resolve()
+    marker, inside = os.fsencode(environment / MARKER), os.fsencode(environment) + b"/"  # the kernel's name of it
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile, or is another user's
             if (
-                (entry / "cmdline").read_bytes().startswith(called)
+                _started_in(entry, environment)
                 or b" " + inside in (entry / "maps").read_bytes()
                 or (int(entry.name) != os.getpid() and marker in _open_files(entry))  # who prunes opens it to lock it
             ):
                 found.append(int(entry.name))
     return tuple(sorted(found))
+
+
+def _started_in(entry: Path, environment: Path) -> bool:
+    """Whether a process was started by a program of the environment, by whatever name, or while the environment was activated."""
+
+    def is_inside(program: str) -> bool:  # the program itself may be a link to the base interpreter, so only its folder's are followed
+        return Path(os.path.realpath(os.path.dirname(program))).is_relative_to(environment)
+
+    program = os.fsdecode((entry / "cmdline").read_bytes().partition(b"\0")[0])
+    if os.path.isabs(program) and is_inside(program):  # all that can be read of another user's process
+        return True
+    pairs = (os.fsdecode(pair).partition("=") for pair in (entry / "environ").read_bytes().split(b"\0"))
+    given = {name: value for name, _, value in pairs}
+    activated = given.get("VIRTUAL_ENV", "")
+    if os.path.isabs(activated) and Path(os.path.realpath(activated)) == environment:
+        return True
+    here = [os.readlink(entry / "cwd"), *filter(None, [given.get("PWD")])]  # as it is now, and as it was
+    if "/" in program:
+        return any(is_inside(os.path.join(folder, program)) for folder in here)
+    if not program or not (environment / "bin" / program).exists():
+        return False
+    on_path = (os.path.join(folder, part, program) for part in given.get("PATH", "").split(os.pathsep) for folder in here)
+    found = next(filter(os.path.exists, on_path), None)
+    return found is not None and is_inside(found)
 
 
 def _open_files(entry: Path) -> Iterator[bytes]:
@@ -302,7 +325,7 @@ def _table(records: Sequence[EnvironmentRecord], venv_dir: Path) -> str:
         return f"no environments in {venv_dir}"
     rows = [("environment", "state", "size", "unused", "used by", "made by")]
     for record in records:
-        users = f"{len(record.users)} processes" if record.users else "-"
+        users = f"{len(record.users)} process{'es' * (len(record.users) > 1)}" if record.users else "-"
         rows.append(
             (record.name, record.state, _human(record.size_bytes), f"{record.unused_s / DAY_S:.1f} days", users, record.command or "-")
         )
