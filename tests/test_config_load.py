@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from rl_cluster.config import (
     load_run,
     option_names,
 )
+from rl_cluster.config_files.options import parse_words
+from rl_cluster.config_files.command_line import why_refused
 from rl_cluster.errors import ConfigError
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec, RunSpec, WorkerSpec
 
@@ -206,6 +209,35 @@ def test_words_that_are_no_override_are_named() -> None:
     assert second == "numa.membind: must be true or false, got 'maybe'"
 
 
+@pytest.mark.parametrize(
+    ("word", "fixed"),
+    [
+        ("cluster.exclude_nodes=[pool=train]", """'cluster.exclude_nodes=["pool=train"]'"""),
+        ("cluster.exclude_nodes=[a, pool=train ,b=c]", """'cluster.exclude_nodes=[a, "pool=train","b=c"]'"""),
+        ('cluster.exclude_nodes=["a=b",c=d]', """'cluster.exclude_nodes=["a=b","c=d"]'"""),
+        ("python.executable=uv run --extra=x", """'python.executable="uv run --extra=x"'"""),
+        ("+env.set.A=x=y,z", """'+env.set.A="x=y,z"'"""),
+        ("worker.kwargs={a: b=c, d: [e=f]}", """'worker.kwargs={a: "b=c", d: ["e=f"]}'"""),
+        ("worker.kwargs={url: http://x?y=z}", """'worker.kwargs={url: "http://x?y=z"}'"""),
+        ("env.forward=[http://x?y=z]", """'env.forward=["http://x?y=z"]'"""),
+        ("worker.kwargs={greeting=hello}", "'worker.kwargs={greeting: hello}'"),
+        ("worker.kwargs=[a=b", None),
+        ("worker.kwargs='a=b", None),
+    ],
+)
+def test_a_word_with_another_equals_sign_is_told_with_its_quotes(word: str, fixed: str | None) -> None:
+    """Hydra's grammar has ``=`` in quotes only. What is told can be pasted; where no quotes would help, nothing is."""
+    with pytest.raises(ConfigError) as caught:
+        load_run([word])
+    (problem,) = caught.value.problems
+    assert problem.startswith("override: must be key=value (")
+    assert problem.partition(". Fix: write ")[2] == (fixed or "")
+    if fixed:
+        (pasted,) = shlex.split(fixed)
+        problems: list[str] = []
+        assert [found for found, _ in parse_words([pasted], problems)] == [pasted]
+
+
 def test_an_unknown_option_of_a_single_group_is_named() -> None:
     """load_cluster and run.py speak alike."""
     with pytest.raises(ConfigError) as caught:
@@ -330,3 +362,31 @@ def test_a_key_of_a_group_that_was_meant_is_named(config: dict[str, Any], fix: s
     with pytest.raises(ConfigError) as caught:
         from_config(config, kind=RunSpec)
     assert str(caught.value).endswith(f"Fix: {fix}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        pytest.param(["-m", "mode=plan", "cluster.num_nodes=1,2"], None, id="taken"),
+        pytest.param(["mode=plan", "cluster=1x8", "--cfg", "job"], None, id="flags behind"),
+        pytest.param(["-sc", "install=bash"], None, id="completion"),
+        pytest.param(
+            ["mode=plan", "-m", "cluster.num_nodes=1,2"],
+            "command line: must have its overrides side by side, got 'cluster.num_nodes=1,2'. "
+            "Fix: write the flags first: -m mode=plan cluster.num_nodes=1,2",
+            id="a flag between overrides",
+        ),
+        pytest.param(
+            ["--multirn", "cluster=1x8"], "command line: must have flags of Hydra's, got '--multirn'. Fix: write --multirun", id="misspelt"
+        ),
+        pytest.param(["--foo"], "command line: must have flags of Hydra's, got '--foo'. Fix: see --help", id="unknown"),
+        pytest.param(
+            ["cluster=1x8", "--cfg"],
+            "command line: must be flags and overrides (argument --cfg/-c: expected one argument), got 'cluster=1x8 --cfg'",
+            id="without its value",
+        ),
+    ],
+)
+def test_a_command_line_that_hydra_would_refuse_is_one_line(argv: list[str], line: str | None) -> None:
+    """And not a page of usage, with an exit code of its own."""
+    assert why_refused(argv) == line

@@ -8,6 +8,8 @@ typed tree would stop at the first.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -21,10 +23,13 @@ from rl_cluster.ground import rules
 from rl_cluster.ground.rules import RuleBroken, shortened
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 _SWEPT_LIMIT = 64  # alternatives of a sweep that are looked at for a message
+# A text in quotes; or an entry of a list or a group, with a key before it or not.
+_UNQUOTED = r"""("[^"]*"|'[^']*')|(?<=[\[{{,])(\s*(?:{before})?)([^\s\[\]{{}},"'][^\[\]{{}},"']*)"""
 
 
 def group_tree(group: str, name: str, overrides: Sequence[str]) -> tuple[DictConfig | None, list[str]]:
@@ -189,10 +194,41 @@ def parse_words(overrides: Sequence[str], problems: list[str]) -> list[tuple[str
                 problems.append(RuleBroken(f"must be a value that can be read ({why_unread(error)})", value).line(key.lstrip("+~")))
             except HydraException as error:
                 reason = shortened((str(error).splitlines() or ["unreadable"])[0])
-                problems.append(RuleBroken(f"must be key=value ({reason})", word).line("override"))
+                fixed = next((fix for fix in _quoted(word) if _is_readable(parser, fix)), None)
+                fix = f"write {shlex.quote(fixed)}" if fixed else ""
+                problems.append(RuleBroken(f"must be key=value ({reason})", word, fix=fix).line("override"))
     finally:
         base.version_base = found
     return parsed
+
+
+def _quoted(word: str) -> Iterator[str]:
+    """What may be meant by a word whose value holds a second ``=``: the text around it in quotes, or ``:`` in a group."""
+    key, _, value = word.partition("=")
+    if "=" not in value or value.startswith(("'", '"')):
+        return
+    if not value.startswith(("[", "{")):
+        yield f'{key}="{value}"'
+        return
+    for before in (r"[\w.$-]+\s*:\s*", ""):  # the key of an entry in a group stays as it is
+        yield f"{key}={re.sub(_UNQUOTED.format(before=before), _in_quotes, value)}"
+    if value.startswith("{"):
+        yield f"{key}={re.sub(_UNQUOTED.format(before=''), lambda entry: entry[0].replace('=', ': ', 1), value)}"
+
+
+def _in_quotes(entry: re.Match[str]) -> str:
+    return entry[0] if entry[1] or "=" not in entry[3] else f'{entry[2]}"{entry[3].rstrip()}"'
+
+
+def _is_readable(parser: OverridesParser, word: str) -> bool:
+    from hydra.errors import HydraException
+
+    try:
+        check_brackets(word)
+        parser.parse_override(word)
+    except (HydraException, ValueError):
+        return False
+    return True
 
 
 def apply_word(tree: DictConfig, key: str, override: Override, word: str, problems: list[str]) -> None:
