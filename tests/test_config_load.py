@@ -22,8 +22,8 @@ from rl_cluster.config import (
     load_run,
     option_names,
 )
-from rl_cluster.config_files.options import parse_words
 from rl_cluster.config_files.command_line import why_refused
+from rl_cluster.config_files.options import parse_words
 from rl_cluster.errors import ConfigError
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec, RunSpec, WorkerSpec
 
