@@ -88,7 +88,7 @@ def build_cluster(config: object, *, on_progress: Progress | None = None) -> Ray
     try:
         return RayVirtualCluster.placed(_spec_of(config, ClusterSpec, "cluster"), on_progress=on_progress)
     except ResourceInsufficientError as error:
-        raise error_at(error, "", full_key(config) or "cluster") from error
+        raise error_at(error, "", full_key(config) or "cluster") from None
 
 
 def _spec_of(config: object, kind: type[Any], argument: str) -> Any:
@@ -119,7 +119,7 @@ def build_clusters(configs: Mapping[str, object], *, on_progress: Progress | Non
         except ResourceInsufficientError as error:
             short = error.facts.get("shortfall")
             name = list(configs)[short.index] if isinstance(short, Shortfall) else ""
-            raise error_at(error, name, name) from error
+            raise error_at(error, name, name) from None
         clusters = [held.enter_context(RayVirtualCluster.of_placement(placement)) for placement in placements]
         yield dict(zip(configs, clusters, strict=True))
 
@@ -160,7 +160,9 @@ def build_bindings(config: object, world_size: int) -> list[Binding | None]:
     return [build_binding(config) for _ in range(world_size)]
 
 
-def build_runtime_env(python: object = None, env: object = None, *, node_ids: Sequence[str] = ()) -> dict[str, Any]:
+def build_runtime_env(
+    python: object = None, env: object = None, *, node_ids: Sequence[str] = (), on_progress: Progress | None = None
+) -> dict[str, Any]:
     """The runtime_env for actors that another framework makes: the interpreter, and the variables that must exist before a process starts.
 
     It is empty where this interpreter and its environment will do: any runtime_env starts one more process per worker. What is in it
@@ -171,6 +173,7 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
         env: An ``env`` node of a config, or an :class:`EnvSpec`.
         node_ids: Ray's ids of the nodes where the actors run (``cluster.bundle_nodes()``); needed where ``python`` is another one,
             which is built, or looked at, on each.
+        on_progress: Gets a line of text every 5 seconds meanwhile; default: the log.
 
     Raises:
         ConfigError: A value breaks a rule, or the environment lies at different paths on the nodes.
@@ -182,7 +185,7 @@ def build_runtime_env(python: object = None, env: object = None, *, node_ids: Se
         raise ConfigError(
             f"node_ids: must name the nodes where {mask_text(spec.executable)} is to run, got none. Fix: node_ids=cluster.bundle_nodes()"
         )
-    found = list(worker_setup.set_up_python(spec, node_ids, environment).values()) or [worker_setup.NodePython()]
+    found = list(worker_setup.set_up_python(spec, node_ids, environment, on_progress).values()) or [worker_setup.NodePython()]
     paths = sorted({str(here.python) for here in found})
     if len(paths) > 1:
         raise ConfigError(
@@ -237,6 +240,7 @@ def build_worker_group(
     nsight_dir: str | os.PathLike[str] | None = None,
     start_timeout_s: float = 300.0,
     on_progress: WorkerProgress | None = None,
+    tell: Progress | None = None,
 ) -> RayWorkerGroup:
     """Bring up one worker per bundle. Use it in a ``with`` statement, or call ``shutdown()``.
 
@@ -257,6 +261,7 @@ def build_worker_group(
         nsight_dir: Folder of the profiles on the workers' nodes; default: a new one below ``nsight`` in the current folder.
         start_timeout_s: For the whole start, seconds.
         on_progress: Gets (workers up, workers in all).
+        tell: Gets a line of text every 5 seconds while the Python of the workers is made ready; default: the log.
 
     Raises:
         ConfigError, WorkerStartError, BindingError, PythonEnvError: As :class:`RayWorkerGroup` says; nothing stays behind.
@@ -278,4 +283,5 @@ def build_worker_group(
         nsight_dir=nsight_dir,
         start_timeout_s=start_timeout_s,
         on_progress=on_progress,
+        tell=tell,
     )

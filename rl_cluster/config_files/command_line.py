@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from attrs import frozen
 
-__all__ = ["CommandLine", "OptionFolder", "folder_words", "read_command_line"]
+from rl_cluster.ground.rules import RuleBroken, near_word
+
+__all__ = ["CommandLine", "OptionFolder", "folder_words", "read_command_line", "why_refused"]
 
 SEARCH_PATH = "hydra.searchpath"
 
@@ -78,6 +81,29 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         folders.append(OptionFolder("--config-dir", found.config_dir, Path(found.config_dir)))
     folders += [OptionFolder(SEARCH_PATH, text, _folder_of(text)) for text in _search_path(overrides)]
     return CommandLine(overrides, tuple(folders), own_primary=found.config_path is not None or found.config_name is not None)
+
+
+def why_refused(argv: Sequence[str]) -> str | None:
+    """What Hydra's parser of the command line would refuse with a page of usage, as one line; None where it takes the words.
+
+    Args:
+        argv: ``sys.argv[1:]``.
+    """
+    parser = _parser()
+    try:
+        found, rest = parser.parse_known_args(list(argv))
+    except ValueError as error:
+        return RuleBroken(f"must be flags and overrides ({error})", " ".join(argv)).line("command line")
+    flags = [word for word in rest if word.startswith("-")]
+    if flags:
+        known = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
+        near = near_word(flags[0].partition("=")[0], [name for name in known if name[:3] == flags[0][:3]])
+        return RuleBroken("must have flags of Hydra's", flags[0], fix=f"write {near}" if near else "see --help").line("command line")
+    if rest:
+        where = [word for word in argv if word not in (*found.overrides, *rest)]
+        fix = f"write the flags first: {shlex.join([*where, *found.overrides, *rest])}"
+        return RuleBroken("must have its overrides side by side", rest[0], fix=fix).line("command line")
+    return None
 
 
 def folder_words(argv: Sequence[str]) -> list[str]:

@@ -12,6 +12,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from rl_cluster.errors import ClusterUnreachableError, ConfigError
 from rl_cluster.schema import RaySpec
 from rl_cluster.simulate import OWNER_LABEL
@@ -44,6 +46,13 @@ def address_in_reach(spec: RaySpec) -> str | None:
         return None
     check_reachable(spec.address)
     return spec.address
+
+
+def resolve(spec: RaySpec) -> RaySpec:
+    """The spec with the address of the running cluster that it means, so that nobody looks again; ``address`` is None where one is to be
+    started. Errors as in :func:`address_in_reach`."""
+    address = address_in_reach(spec)
+    return attrs.evolve(spec, address=address, kind="local" if address is None and spec.kind == "auto" else spec.kind)
 
 
 def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, where: str = "ray.address") -> None:
@@ -102,8 +111,8 @@ def find_running() -> str | None:
     for address in sorted(running, key=lambda found: (found != latest, found)):
         try:
             check_reachable(address, timeout_s=2.0)
-        except (ClusterUnreachableError, ConfigError) as error:
-            logger.warning("A Ray process is there but does not answer, so it is left alone: %s", error)
+        except (ClusterUnreachableError, ConfigError):
+            logger.warning("A Ray process at %s does not answer (it starts, ends or hangs), so it is left alone", address)
             continue
         try:
             private = why_private(address)

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -29,6 +29,8 @@ from rl_cluster.schema import RaySpec
 from rl_cluster.simulate import OWNER_LABEL, SIMULATED_LABEL, SimulatedCluster, simulated_cluster
 
 logger = logging.getLogger(__name__)
+
+Watch = Callable[[str], contextlib.AbstractContextManager[None]]  # gets the address of a control service
 
 FREE_WITHIN_S = 30.0  # what a job of a sweep has given back must show as free on the simulated cluster of the sweep
 _STARTED_HERE: set[str] = set()  # addresses of clusters that this process started and nobody else can join
@@ -90,8 +92,13 @@ def _connect(address: str, **options: Any) -> None:
         ) from error
 
 
+def unwatched(address: str) -> contextlib.AbstractContextManager[None]:
+    """Nothing is done."""
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -> Iterator[RaySession]:
+def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool, watch: Watch) -> Iterator[RaySession]:
     with ray_home() as home, _given_back():
         with quick_worker_starts():
             _connect(
@@ -103,17 +110,21 @@ def _local(*, num_cpus: int | None, num_gpus: int | None, log_to_driver: bool) -
                 log_to_driver=log_to_driver,
                 _temp_dir=str(home),
             )
-        yield RaySession(address=_note_started(), kind="local")
+        address = _note_started()
+        with watch(address):
+            yield RaySession(address=address, kind="local")
 
 
 @contextlib.contextmanager
-def _simulated(spec: RaySpec, inventory: Inventory) -> Iterator[RaySession]:
+def _simulated(spec: RaySpec, inventory: Inventory, watch: Watch) -> Iterator[RaySession]:
     shared = shared_simulation()
     if shared is not None:
         with _given_back():
-            yield _simulated_session(_free_simulation(shared, spec, inventory))
+            simulated = _free_simulation(shared, spec, inventory)
+            with watch(simulated.address):
+                yield _simulated_session(simulated)
         return
-    with simulated_cluster(inventory) as simulated, _given_back():
+    with simulated_cluster(inventory) as simulated, _given_back(), watch(simulated.address):
         _connect(simulated.address, log_to_driver=spec.log_to_driver)
         yield _simulated_session(simulated)
 
@@ -167,8 +178,8 @@ def _held_after(seconds: float) -> str | None:
 
 
 @contextlib.contextmanager
-def _attached(address: str, *, log_to_driver: bool) -> Iterator[RaySession]:
-    with _given_back():
+def _attached(address: str, *, log_to_driver: bool, watch: Watch) -> Iterator[RaySession]:
+    with _given_back(), watch(address):
         _connect(address, log_to_driver=log_to_driver)
         yield RaySession(address=connected_address(), kind="attached")
 
@@ -191,7 +202,7 @@ def _note_started() -> str:
 
 
 @contextlib.contextmanager
-def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[RaySession]:
+def open_ray(spec: RaySpec, *, simulated: Inventory | None = None, watch: Watch = unwatched) -> Iterator[RaySession]:
     """Connect this process to the Ray that ``spec`` means, and give back whatever was started.
 
     A Ray that this process is already connected to is used as it is and left connected (recipes that embed us). In a sweep, a
@@ -200,9 +211,11 @@ def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[R
     Args:
         spec: Which Ray.
         simulated: What to start for ``kind=simulated``.
+        watch: What is done around the use of the address, from before it is joined: Ray's own calls wait long for one that has died.
     """
     if ray.is_initialized():
-        yield RaySession(address=connected_address(), kind="local" if started_here() else "attached")
+        with watch(connected_address()):
+            yield RaySession(address=connected_address(), kind="local" if started_here() else "attached")
         return
     if spec.kind == "simulated":
         if simulated is None:
@@ -210,13 +223,13 @@ def open_ray(spec: RaySpec, *, simulated: Inventory | None = None) -> Iterator[R
                 "ray.kind: a simulated Ray needs to know what is to run on it, got nothing. "
                 "Fix: open_ray(config, clusters=[...]) of rl_cluster, with the clusters' configs, or build_recipe"
             )
-        context = _simulated(spec, simulated)
+        context = _simulated(spec, simulated, watch)
     else:
         address = reach.address_in_reach(spec)
         if address is not None:
-            context = _attached(address, log_to_driver=spec.log_to_driver)
+            context = _attached(address, log_to_driver=spec.log_to_driver, watch=watch)
         else:
-            context = _local(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus, log_to_driver=spec.log_to_driver)
+            context = _local(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus, log_to_driver=spec.log_to_driver, watch=watch)
     with context as session:
         yield session
 

@@ -19,6 +19,7 @@ LastWords = Callable[[RlClusterError, RlClusterError], None]  # what ended the r
 
 STUCK_AFTER_S = 30.0  # Ray's own limit for a lost control service is 60 s; then it ends the process with an exit code of its own
 EXIT_BY_SIGNAL = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+_LAST_ACTS: list[Callable[[int], int]] = []
 LOST_AGAIN_AFTER_S = 0.05  # after which the hook that lost it has ended
 
 
@@ -124,6 +125,8 @@ class Interrupts:
         try:
             if self._last_words is not None:
                 self._last_words(error, why)
+            for act in reversed(_LAST_ACTS):
+                code = act(code)
         finally:
             os._exit(code)
 
@@ -137,6 +140,21 @@ class Interrupts:
         """Everything has been given back."""
         if self._stuck is not None:
             self._stuck.cancel()
+
+
+@contextlib.contextmanager
+def last_act(act: Callable[[int], int]) -> Iterator[None]:
+    """Within the block: what else is done where this process ends at once. It gets the exit code and returns it, or another one."""
+    _LAST_ACTS.append(act)
+    try:
+        yield
+    finally:
+        _LAST_ACTS.remove(act)
+
+
+def last_words_of(error: RlClusterError, why: RlClusterError) -> str:
+    """Both, for a person; the first may say the second already."""
+    return str(error) if str(why) in str(error) else f"{error}\n{why}"
 
 
 def stuck_error() -> RlClusterError:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, describe_compose_error, from_config, option_names
-from rl_cluster.config_files.command_line import folder_words
+from rl_cluster.config_files.command_line import folder_words, why_refused
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_CONFIG, EXIT_OK, ConfigError
-from rl_cluster.ground.interrupts import orderly_interrupts
+from rl_cluster.ground.interrupts import last_act, orderly_interrupts
 from rl_cluster.ground.rules import RuleBroken
 from rl_cluster.programs.sweep import JobNote, end_sweep, noted_job, sweep_has_jobs
 from rl_cluster.schema import RunSpec
@@ -45,10 +45,19 @@ def run_program() -> None:
     logging.raiseExceptions = False  # a full disk below the log is no reason to end a run
     if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray colours what it passes on from a node, whatever it writes to
-    with orderly_interrupts() as interrupts:
+
+    def at_once(code: int) -> int:
+        return max(code, *codes, *end_sweep(interrupted=code >= 128, give_back=False))
+
+    with orderly_interrupts() as interrupts, last_act(at_once):
         interrupted = False
         try:
-            _run_hydra(codes, full_error=wants_traceback)
+            refusal = why_refused(sys.argv[1:])
+            if refusal is None:
+                _run_hydra(codes, full_error=wants_traceback)
+            else:
+                _complain([refusal])
+                codes.append(EXIT_CONFIG)
             # what --help or --cfg has printed; a job looks by itself, and has its files
             failure = written("", sys.stdout) if is_open or codes or sweep_has_jobs() else CLOSED
             if failure is not None:

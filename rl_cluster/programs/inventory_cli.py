@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from rl_cluster.errors import EXIT_OK, RlClusterError
+from rl_cluster.ground.interrupts import Interrupts, last_words_of, orderly_interrupts
+from rl_cluster.programs.runs import looking
 from rl_cluster.views.screen import command, say
 
 
@@ -28,15 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", help="host:port of the cluster; default: $RAY_ADDRESS, then a running local one")
     parser.add_argument("--no-holders", action="store_true", help="leave out which placement groups and actors hold resources")
     options = parser.parse_args(arguments)
-    try:
-        print(_look(options.address, holders=not options.no_holders), end="")
-    except RlClusterError as error:
-        say(f"rl-cluster-inventory: {error}")
-        return error.exit_code
+    with orderly_interrupts() as interrupts:
+        interrupts.when_stuck(lambda error, why: say(f"rl-cluster-inventory: {last_words_of(error, why)}"))
+        try:
+            print(_look(options.address, interrupts, holders=not options.no_holders), end="")
+        except RlClusterError as error:
+            say(f"rl-cluster-inventory: {error}")
+            return error.exit_code
     return EXIT_OK
 
 
-def _look(address: str | None, *, holders: bool) -> str:
+def _look(address: str | None, interrupts: Interrupts, *, holders: bool) -> str:
     from rl_cluster.connection import reach, session
     from rl_cluster.errors import ClusterUnreachableError
     from rl_cluster.planning.inventory_dump import dump_inventory
@@ -48,7 +52,7 @@ def _look(address: str | None, *, holders: bool) -> str:
             "--address: must be a running Ray cluster, got none (looked at $RAY_ADDRESS and this machine). Fix: --address HOST:PORT",
             address=None,
         )
-    with session.open_ray(RaySpec(address=found)):
+    with looking(RaySpec(address=found), interrupts, tell=say):
         return dump_inventory(session.look_around(holders=holders))
 
 

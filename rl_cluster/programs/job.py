@@ -12,7 +12,7 @@ from attrs import Factory, define
 
 from rl_cluster.config_files.recipe_spec import bundles_on
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_OK, ResourceInsufficientError
-from rl_cluster.ground.interrupts import Interrupts, without_rays_handler
+from rl_cluster.ground.interrupts import Interrupts
 from rl_cluster.inventory import Inventory
 from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.planning.layout import Layout, Shortfall
@@ -22,7 +22,7 @@ from rl_cluster.process.records import WorkerRecord
 from rl_cluster.process.worker_env import check_env
 from rl_cluster.programs.hold import hold_until_interrupted
 from rl_cluster.programs.rehearsal import planned_on, with_rehearsal
-from rl_cluster.programs.runs import Run, RunState, connect, look_again
+from rl_cluster.programs.runs import Run, RunState, connected, look_again, looking
 from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
 from rl_cluster.views.checks import check_workers
 from rl_cluster.views.checks_inside import drift
@@ -50,7 +50,7 @@ class ClusterRun(Run):
         check_env(self.spec.env)
         if not cluster.bundles_open:
             check_patterns(worker, worker.name, bundles_on(None, cluster.bundle_counts))
-        return self._plan() if self.spec.mode == "plan" else self._up(interrupts)
+        return self._plan(interrupts) if self.spec.mode == "plan" else self._up(interrupts)
 
     def findings(self) -> dict[str, Any]:
         """Layout, workers and results."""
@@ -84,9 +84,9 @@ class ClusterRun(Run):
 
     # --- plan ---
 
-    def _plan(self) -> int:
+    def _plan(self, interrupts: Interrupts) -> int:
         state, screen = self.state, self.screen
-        inventory = self._inventory_to_plan_on()
+        inventory = self._inventory_to_plan_on(interrupts)
         state.simulated = inventory.simulated
         cluster = close_spec(self.spec.cluster, inventory)
         state.spec = attrs.evolve(self.spec, cluster=cluster)
@@ -98,7 +98,7 @@ class ClusterRun(Run):
         self._show_layout()
         return EXIT_OK
 
-    def _inventory_to_plan_on(self) -> Inventory:
+    def _inventory_to_plan_on(self, interrupts: Interrupts) -> Inventory:
         spec, state = self.spec, self.state
         if spec.inventory is not None:
             from rl_cluster.planning.inventory_file import load_inventory
@@ -110,8 +110,9 @@ class ClusterRun(Run):
             return inventory_to_simulate(spec)
         from rl_cluster.connection import reach, session
 
-        if spec.ray.kind == "auto" and reach.address_in_reach(spec.ray) is not None:
-            with without_rays_handler(), session.open_ray(spec.ray) as ray_session:
+        ray = reach.resolve(spec.ray)
+        if ray.address is not None:
+            with looking(ray, interrupts, tell=self.screen.tell) as ray_session:
                 state.connected(ray_session)
                 return session.look_around(holders=True)
         state.ray = {"kind": "local", "address": None}
@@ -140,7 +141,8 @@ class ClusterRun(Run):
             # The workers run this interpreter, so what they can't run is known before anything is started.
             check_target(spec.worker)
         to_simulate = inventory_to_simulate(spec) if spec.ray.kind == "simulated" else None
-        if to_simulate is None and reach.address_in_reach(spec.ray) is None:
+        ray = reach.resolve(spec.ray)
+        if to_simulate is None and ray.address is None:
             here = session.this_machine(spec.ray)
             # asked before a Ray is started: what does not fit is said at once
             self._layout_or_raise(close_spec(spec.cluster, here), here, kind=planned_on("local", asked=spec.ray.kind))
@@ -150,9 +152,15 @@ class ClusterRun(Run):
             screen.tell("starting a simulated Ray cluster ..." if starts else "connecting to Ray ...")
             if to_simulate is not None:
                 state.warn(to_simulate.notes, screen)
-            ray_session = connect(
-                held, interrupts, lambda: session.open_ray(spec.ray, simulated=to_simulate), self.modules_in, tell=screen.tell
+            ray_session = held.enter_context(
+                connected(
+                    lambda watch: session.open_ray(ray, simulated=to_simulate, watch=watch),
+                    interrupts,
+                    modules_in=self.modules_in,
+                    tell=screen.tell,
+                )
             )
+            held.callback(interrupts.ending)
             state.connected(ray_session)
             state.mark("ray")
             inventory = session.look_around()

@@ -17,14 +17,14 @@ from rl_cluster.process.python_prefetch import Prefetched, Requests, plans_to_pr
 from rl_cluster.programs.job import inventory_to_simulate
 from rl_cluster.programs.recipe_job import recipe_of, run_alone
 from rl_cluster.programs.rehearsal import planned_on, through_recipe, with_rehearsal
-from rl_cluster.programs.runs import Run, RunState, connect
+from rl_cluster.programs.runs import Run, RunState, connected
 from rl_cluster.recipes.recipe_plan import error_of_role
 from rl_cluster.schema import ClusterSpec, PythonSpec
 from rl_cluster.views.screen import Screen
 from rl_cluster.views.table import render_prefetched, render_prefetched_verdict, render_verdict
 
 if TYPE_CHECKING:
-    from rl_cluster.connection.session import RaySession
+    from rl_cluster.connection.session import RaySession, Watch
 
 
 @define
@@ -66,11 +66,12 @@ class PrefetchRun(Run):
             return render_verdict([], simulated=self.state.simulated, error=failed)
         return render_prefetched_verdict(self.state.rows, simulated=self.state.simulated)
 
-    def _open_ray(self) -> AbstractContextManager[RaySession]:
+    def _open_ray(self, watch: Watch) -> AbstractContextManager[RaySession]:
         if self.state.recipe is not None:
             from rl_cluster.recipes.recipe import open_recipe_ray
 
-            return open_recipe_ray(self.state.recipe, inventory=self.spec.inventory, warn=lambda notes: self.state.warn(notes, self.screen))
+            warn: Callable[[Sequence[str]], object] = lambda notes: self.state.warn(notes, self.screen)  # noqa: E731
+            return open_recipe_ray(self.state.recipe, inventory=self.spec.inventory, warn=warn, watch=watch)
         from rl_cluster.connection import session
         from rl_cluster.python_env import disable_rays_uv_hook
 
@@ -79,7 +80,7 @@ class PrefetchRun(Run):
         simulated = inventory_to_simulate(self.spec) if ray.kind == "simulated" else None
         if simulated is not None:
             self.state.warn(simulated.notes, self.screen)
-        return session.open_ray(ray, simulated=simulated)
+        return session.open_ray(ray, simulated=simulated, watch=watch)
 
 
 def wanted_by(recipe: RecipeSpec) -> list[tuple[str, ClusterSpec, PythonSpec]]:
@@ -90,7 +91,7 @@ def wanted_by(recipe: RecipeSpec) -> list[tuple[str, ClusterSpec, PythonSpec]]:
 
 def prefetch_all(
     wanted: Sequence[tuple[str, ClusterSpec, PythonSpec]],
-    open_ray: Callable[[], AbstractContextManager[RaySession]],
+    open_ray: Callable[[Watch], AbstractContextManager[RaySession]],
     state: PrefetchState,
     screen: Screen,
     interrupts: Interrupts,
@@ -108,7 +109,8 @@ def prefetch_all(
     with ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
-        state.connected(connect(held, interrupts, open_ray, modules_in, tell=screen.tell))
+        state.connected(held.enter_context(connected(open_ray, interrupts, modules_in=modules_in, tell=screen.tell)))
+        held.callback(interrupts.ending)
         state.mark("ray")
         from rl_cluster.connection import session
 

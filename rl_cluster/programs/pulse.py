@@ -60,7 +60,8 @@ def _watch(address: str, interrupts: Interrupts, tell: Callable[[str], None], en
                 return
             if silent_since is None:
                 silent_since = asked
-                tell(f"ray: the control service at {address} does not answer; waits {lost_after_s():g} s for it ...")
+                wait = "" if interrupts.asked() is not None else f"; waits {lost_after_s():g} s for it ..."
+                tell(f"ray: the control service at {address} does not answer{wait}")
             silent_s = time.monotonic() - silent_since
             if silent_s >= lost_after_s() or (interrupts.asked() is not None and silent_s >= 2 * EVERY_S):
                 interrupts.give_up(_lost(address, silent_s))

@@ -17,10 +17,10 @@ from rl_cluster.ground.rules import RuleBroken
 from rl_cluster.planning.naming import count_of
 from rl_cluster.process.records import WorkerRecord
 from rl_cluster.programs.hold import hold_until_interrupted
-from rl_cluster.programs.rehearsal import planned_on, through_recipe, with_rehearsal
-from rl_cluster.programs.runs import Run, RunState, connect, look_again
+from rl_cluster.programs.rehearsal import machines_of, planned_on, through_recipe, with_rehearsal
+from rl_cluster.programs.runs import Run, RunState, connected, look_again, looking
 from rl_cluster.recipes.recipe_plan import RecipePlan, build_recipe_picture, check_seats, plan_recipe, shortfall_error
-from rl_cluster.recipes.recipe_preview import inventory_to_plan_on, planned_line
+from rl_cluster.recipes.recipe_preview import check_this_machine, inventory_to_plan_on, planned_line
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
 from rl_cluster.views.checks import check_workers
 from rl_cluster.views.checks_inside import drift
@@ -50,7 +50,7 @@ class RecipeRun(Run):
     def work(self, interrupts: Interrupts) -> int:
         """Plan, or bring up and verify."""
         self.state.recipe = recipe = recipe_of(self.spec, self.overrides)
-        return self._plan(recipe) if self.spec.mode == "plan" else self._up(recipe, interrupts)
+        return self._plan(recipe, interrupts) if self.spec.mode == "plan" else self._up(recipe, interrupts)
 
     def findings(self) -> dict[str, Any]:
         """Recipe, layouts, workers and results."""
@@ -77,16 +77,16 @@ class RecipeRun(Run):
         workers = [record for records in state.records.values() for record in records]
         return render_verdict(state.checks, workers=workers, simulated=state.simulated, error=failed)
 
-    def _plan(self, recipe: RecipeSpec) -> int:
+    def _plan(self, recipe: RecipeSpec, interrupts: Interrupts) -> int:
         state, screen = self.state, self.screen
-        inventory = inventory_to_plan_on(recipe, self.spec.inventory)
+        inventory = inventory_to_plan_on(recipe, self.spec.inventory, connected=lambda ray: looking(ray, interrupts, tell=screen.tell))
         state.simulated = inventory.simulated
         screen.tell(f"planning on {inventory.source}: {count_of(len(inventory.living), 'machine')}")
         answer = plan_recipe(recipe, inventory)
         state.mark("planned")
         if not isinstance(answer, RecipePlan):
             error = through_recipe(shortfall_error(answer), self.spec.recipe_overrides)
-            raise with_rehearsal(error, self.overrides, kind=_planned_on(self.spec))
+            raise with_rehearsal(error, self.overrides, kind=machines_of(self.spec.ray, self.spec.inventory))
         state.plan = answer
         screen.grid(build_recipe_picture(answer))
         return EXIT_OK
@@ -96,16 +96,25 @@ class RecipeRun(Run):
 
         state, screen = self.state, self.screen
         check_recipe(recipe)
+        try:
+            check_this_machine(recipe)
+        except ResourceInsufficientError as error:
+            told = through_recipe(error, self.spec.recipe_overrides)
+            raise with_rehearsal(told, self.overrides, kind=planned_on("local", asked=self.spec.ray.kind)) from None
         with ExitStack() as held:
             held.callback(interrupts.ending)
             screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
-            ray_session = connect(
-                held,
-                interrupts,
-                lambda: open_recipe_ray(recipe, inventory=self.spec.inventory, warn=lambda notes: state.warn(notes, screen)),
-                self.modules_in,
-                tell=screen.tell,
+            ray_session = held.enter_context(
+                connected(
+                    lambda watch: open_recipe_ray(
+                        recipe, inventory=self.spec.inventory, warn=lambda notes: state.warn(notes, screen), watch=watch
+                    ),
+                    interrupts,
+                    modules_in=self.modules_in,
+                    tell=screen.tell,
+                )
             )
+            held.callback(interrupts.ending)
             state.connected(ray_session)
             state.mark("ray")
             try:
@@ -205,15 +214,3 @@ def recipe_of(spec: RunSpec, overrides: Sequence[str]) -> RecipeSpec:
         fix = "add worker: {} to a role for the built-in check, or run the recipe's own program"
         raise ConfigError(RuleBroken("must have a role with a worker for mode up", sorted(recipe.roles), fix=fix).line("recipe"))
     return attrs.evolve(recipe, ray=spec.ray)
-
-
-def _planned_on(spec: RunSpec) -> str:
-    """What :func:`with_rehearsal` calls the machines that were planned on."""
-    if spec.inventory is not None:
-        return "file"
-    if spec.ray.kind == "simulated":
-        return "simulated"
-    from rl_cluster.connection import reach
-
-    attached = spec.ray.kind == "auto" and reach.address_in_reach(spec.ray) is not None
-    return planned_on("attached" if attached else "local", asked=spec.ray.kind)

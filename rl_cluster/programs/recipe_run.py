@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl_cluster.config_files.recipe_spec import RecipeSpec, recipe_from_config
-from rl_cluster.errors import EXIT_OK, ConfigError, RlClusterError
-from rl_cluster.ground.interrupts import Interrupts, orderly_interrupts
+from rl_cluster.errors import EXIT_OK, ClusterUnreachableError, ConfigError, ResourceInsufficientError, RlClusterError
+from rl_cluster.ground.interrupts import Interrupts, last_words_of, orderly_interrupts
 from rl_cluster.ground.rules import OneOf, RuleBroken
-from rl_cluster.programs.runs import connect
+from rl_cluster.programs.rehearsal import machines_of, with_kind
+from rl_cluster.programs.runs import connected, looking
 from rl_cluster.recipes.recipe_plan import build_recipe_picture, check_seats
-from rl_cluster.recipes.recipe_preview import plan_on, planned_line
+from rl_cluster.recipes.recipe_preview import check_this_machine, plan_on, planned_line
 from rl_cluster.schema import MODES, RaySpec
 from rl_cluster.views.screen import CLOSED, Screen, ready_streams, say, unshown_error
 
 if TYPE_CHECKING:
-    from rl_cluster.connection.session import RaySession
+    from rl_cluster.connection.session import RaySession, Watch
     from rl_cluster.recipes.recipe import Recipe
 
 __all__ = ["run_recipe"]
@@ -50,7 +51,8 @@ def run_recipe(
     """
     is_open, screen = ready_streams(), Screen()
     with orderly_interrupts() as interrupts:
-        interrupts.when_stuck(lambda error, why: say("\n".join(dict.fromkeys([str(error), str(why)]))))
+        interrupts.when_stuck(lambda error, why: say(last_words_of(error, why)))
+        recipe: RecipeSpec | None = None
         try:
             mode, inventory = _mode(config, mode, inventory)
             recipe = recipe_from_config(config)
@@ -58,7 +60,7 @@ def run_recipe(
                 fix = "write mode=plan, or ray=simulated"
                 raise ConfigError(RuleBroken(f"must be left out with mode {mode}", inventory, fix=fix).line("inventory"))
             if mode == "plan":
-                plan = plan_on(recipe, inventory=inventory)
+                plan = plan_on(recipe, inventory=inventory, connected=lambda ray: looking(ray, interrupts, tell=say))
                 screen.grid(build_recipe_picture(plan))
                 screen.show(planned_line(plan))
                 _check_shown(screen, is_open)
@@ -71,6 +73,9 @@ def run_recipe(
             return _up(recipe, train, interrupts, modules_in or os.curdir, inventory)
         except RlClusterError as error:
             interrupts.ending()
+            if isinstance(error, ResourceInsufficientError) and recipe is not None:
+                with contextlib.suppress(ClusterUnreachableError):  # it has gone meanwhile
+                    error = with_kind(error, kind=machines_of(recipe.ray or RaySpec(), inventory))
             say(str(error))
             return error.exit_code
         except KeyboardInterrupt as stop:
@@ -89,8 +94,8 @@ def _prefetch(
 
     state = PrefetchState(simulated=(recipe.ray or RaySpec()).kind == "simulated")
 
-    def open_ray() -> contextlib.AbstractContextManager[RaySession]:
-        return open_recipe_ray(recipe, inventory=inventory, warn=lambda notes: state.warn(notes, screen))
+    def open_ray(watch: Watch) -> contextlib.AbstractContextManager[RaySession]:
+        return open_recipe_ray(recipe, inventory=inventory, warn=lambda notes: state.warn(notes, screen), watch=watch)
 
     prefetch_all(wanted_by(recipe), open_ray, state, screen, interrupts, modules_in=modules_in)
     screen.show(render_prefetched_verdict(state.rows, simulated=state.simulated))
@@ -111,9 +116,14 @@ def _up(
     from rl_cluster.recipes.recipe import build_recipe, check_recipe, open_recipe_ray
 
     check_recipe(recipe)
+    check_this_machine(recipe)
     with contextlib.ExitStack() as held:
         held.callback(interrupts.ending)
-        ray_session = connect(held, interrupts, lambda: open_recipe_ray(recipe, inventory=inventory, warn=_warn), modules_in, tell=say)
+        opened = connected(
+            lambda watch: open_recipe_ray(recipe, inventory=inventory, warn=_warn, watch=watch), interrupts, modules_in=modules_in
+        )
+        ray_session = held.enter_context(opened)
+        held.callback(interrupts.ending)
         built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)

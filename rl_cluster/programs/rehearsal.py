@@ -13,8 +13,9 @@ from attrs import evolve
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.planning.layout import Shortfall, reworded
 from rl_cluster.process.worker_env import mask_word
+from rl_cluster.schema import RaySpec
 
-__all__ = ["planned_on", "through_recipe", "with_rehearsal"]
+__all__ = ["machines_of", "planned_on", "through_recipe", "with_kind", "with_rehearsal"]
 
 NONE_RUNNING = (
     "No running Ray cluster was found (looked at ray.address, $RAY_ADDRESS and this machine), and a local one here would be too small. "
@@ -76,6 +77,25 @@ def planned_on(session_kind: str, *, asked: str) -> str:
     if session_kind == "local":
         return "local" if asked == "local" else "none"
     return {"attached": "running"}.get(session_kind, session_kind)
+
+
+def machines_of(ray: RaySpec, inventory: str | None) -> str:
+    """The ``kind`` of :func:`with_rehearsal` for machines that were only planned on."""
+    if inventory is not None:
+        return "file"
+    if ray.kind == "simulated":
+        return "simulated"
+    from rl_cluster.connection import reach
+
+    return planned_on("local" if reach.resolve(ray).address is None else "attached", asked=ray.kind)
+
+
+def with_kind(error: ResourceInsufficientError, *, kind: str) -> ResourceInsufficientError:
+    """The error with what can be done in a program that is not run.py; ``kind`` as in :func:`with_rehearsal`."""
+    if kind not in ("none", "local"):
+        return error
+    rehearse = "To rehearse it on this machine: the option simulated of the group ray, or a node ray: {kind: simulated}"
+    return type(error)(f"{error.message}\n{NONE_RUNNING if kind == 'none' else ONLY_LOCAL}. {rehearse}", **error.facts)
 
 
 def _kept(overrides: Sequence[str]) -> list[str]:

@@ -18,11 +18,11 @@ import attrs
 from attrs import Factory, define, frozen
 
 from rl_cluster.errors import EXIT_CHECK_FAILED, RlClusterError
-from rl_cluster.ground.interrupts import Interrupted, Interrupts, orderly_interrupts, without_rays_handler
+from rl_cluster.ground.interrupts import Interrupted, Interrupts, last_words_of, orderly_interrupts, without_rays_handler
 from rl_cluster.process.nsight import END_S, ProfileRecord, check_profiles
 from rl_cluster.process.records import WorkerRecord
 from rl_cluster.programs.pulse import watched
-from rl_cluster.schema import RunSpec
+from rl_cluster.schema import RaySpec, RunSpec
 from rl_cluster.views.checks import Check, Rendezvous
 from rl_cluster.views.picture import Picture
 from rl_cluster.views.report import build_report, write_report
@@ -31,7 +31,7 @@ from rl_cluster.views.svg import render_svg
 from rl_cluster.views.table import render_checks
 
 if TYPE_CHECKING:
-    from rl_cluster.connection.session import RaySession
+    from rl_cluster.connection.session import RaySession, Watch
     from rl_cluster.worker_group import RayWorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class Run(abc.ABC):
         """What is written and said where this process ends in the midst of its work."""
         with contextlib.suppress(Exception):  # the main thread may be writing to the same things
             self.write(error)
-        say("\n".join(dict.fromkeys([str(error), str(why)])))
+        say(last_words_of(error, why))
         self.screen.show(f"files: {self.files.folder}")
         self.screen.show(self._last_line(error))
 
@@ -243,29 +243,34 @@ def error_text(error: BaseException) -> str:
 # --- steps that several kinds of runs take ---
 
 
-def connect(
-    held: ExitStack,
+@contextlib.contextmanager
+def connected(
+    open_ray: Callable[[Watch], AbstractContextManager[RaySession]],
     interrupts: Interrupts,
-    open_ray: Callable[[], AbstractContextManager[RaySession]],
-    modules_in: str | os.PathLike[str],
     *,
-    tell: Callable[[str], None],
-) -> RaySession:
-    """Connect to Ray, or start one, and watch that it lives; it is given back when ``held`` is closed.
+    modules_in: str | os.PathLike[str] = os.curdir,
+    tell: Callable[[str], None] = say,
+) -> Iterator[RaySession]:
+    """Connect to Ray, or start one, and watch that it lives; it is given back at the end of the block.
 
     Args:
-        held: Gets the connection.
-        interrupts: Told before the giving back begins, and where Ray is lost.
         open_ray: Opens the Ray that is meant.
+        interrupts: Ends this process where Ray is lost.
         modules_in: Folder where workers look for modules.
         tell: Gets a line where Ray falls silent.
     """
-    # ray.init tells the workers which folder is the current one then, and they look for modules there
-    with without_rays_handler(), _working_in(modules_in):
-        ray_session = held.enter_context(open_ray())
-    held.enter_context(watched(ray_session.address, interrupts, tell=tell))
-    held.callback(interrupts.ending)
-    return ray_session
+    with ExitStack() as held:
+        # ray.init tells the workers which folder is the current one then, and they look for modules there
+        with without_rays_handler(), _working_in(modules_in):
+            ray_session = held.enter_context(open_ray(lambda address: watched(address, interrupts, tell=tell)))
+        yield ray_session
+
+
+def looking(ray: RaySpec, interrupts: Interrupts, *, tell: Callable[[str], None]) -> AbstractContextManager[RaySession]:
+    """Connect to a running Ray for a look at it. Arguments as of :func:`connected`."""
+    from rl_cluster.connection import session
+
+    return connected(lambda watch: session.open_ray(ray, watch=watch), interrupts, tell=tell)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from attrs import define
 from rl_cluster.connection.ray_home import homes_of_jobs
 from rl_cluster.connection.simulate_shared import SharedSimulation, sharing
 from rl_cluster.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, RlClusterError
-from rl_cluster.ground.interrupts import EXIT_BY_SIGNAL
+from rl_cluster.ground.interrupts import EXIT_BY_SIGNAL, last_act
 from rl_cluster.views.screen import Screen, say, unshown_error
 from rl_cluster.views.sweep_summary import JobRow, SummaryFiles, finished_row, unfinished_row
 
@@ -148,8 +148,13 @@ def noted_job() -> Iterator[JobNote]:
     files = SummaryFiles(Path(str(hydra_config.runtime.cwd), str(hydra_config.sweep.dir)))
     overrides = tuple(str(word) for word in hydra_config.overrides.task)
     row = JobRow(int(hydra_config.job.num), overrides, "running", folder=str(folder))
+
+    def ended(code: int) -> int:
+        _put(files, finished_row(row, exit_code=code, report=_report(folder), error=note.error))
+        return code
+
     try:
-        with sharing(_BEGUN[0].simulation) if _BEGUN else contextlib.nullcontext():
+        with sharing(_BEGUN[0].simulation) if _BEGUN else contextlib.nullcontext(), last_act(ended):
             _put(files, row)
             yield note
     except BaseException as error:
@@ -158,7 +163,7 @@ def noted_job() -> Iterator[JobNote]:
         raise
     finally:
         with _signals_later():
-            _put(files, finished_row(row, exit_code=note.code, report=_report(folder), error=note.error))
+            ended(note.code)
 
 
 def _code_of(error: BaseException) -> int:
@@ -204,11 +209,12 @@ def sweep_has_jobs() -> bool:
     return bool(_BEGUN) and _BEGUN[0].files.records.exists()
 
 
-def end_sweep(*, interrupted: bool) -> list[int]:
+def end_sweep(*, interrupted: bool, give_back: bool = True) -> list[int]:
     """Give the shared cluster back, complete the summary, show the table and draw the picture. Without a sweep it does nothing.
 
     Args:
         interrupted: Whether a signal ended the sweep.
+        give_back: Whether there is time to end the shared cluster in order; else it ends with this process.
 
     Returns:
         The exit codes of its jobs.
@@ -216,7 +222,8 @@ def end_sweep(*, interrupted: bool) -> list[int]:
     if not _BEGUN:
         return []
     sweep = _BEGUN.pop()
-    sweep.held.close()
+    if give_back:
+        sweep.held.close()
     codes = []
     try:
         rows = _completed(sweep, interrupted=interrupted)

@@ -107,7 +107,7 @@ def build_recipe(
         except ResourceInsufficientError as error:
             short = error.facts.get("shortfall")
             name = short.name if isinstance(short, Shortfall) else ""
-            raise error_at(error, name, f"{recipe.roles[name].path}.cluster" if name else "") from error
+            raise error_at(error, name, f"{recipe.roles[name].path}.cluster" if name else "") from None
         plan = seat_roles(recipe, {name: cluster.layout for name, cluster in owned.items()})
         for warning in dict.fromkeys(f"{name}: {text}" for name, layout in plan.layouts.items() for text in layout.warnings):
             say(f"warning: {warning}")
@@ -172,7 +172,11 @@ def _target_problems(role: RoleSpec) -> list[str]:
 
 @contextlib.contextmanager
 def open_recipe_ray(
-    recipe: RecipeSpec, *, inventory: str | None = None, warn: Callable[[Sequence[str]], object] | None = None
+    recipe: RecipeSpec,
+    *,
+    inventory: str | None = None,
+    warn: Callable[[Sequence[str]], object] | None = None,
+    watch: session.Watch = session.unwatched,
 ) -> Iterator[RaySession]:
     """Connect to the Ray that the recipe's ``ray`` node means (default: the one in reach, else a local one); one that is connected is used.
 
@@ -180,6 +184,7 @@ def open_recipe_ray(
         recipe: What is to run on it.
         inventory: For a simulated one: a file that describes its machines.
         warn: Gets what of the file is not started, a sentence each.
+        watch: See :func:`rl_cluster.connection.session.open_ray`.
 
     Yields:
         The session, to be handed to :func:`build_recipe`.
@@ -191,5 +196,5 @@ def open_recipe_ray(
         simulated = nodes_to_simulate(recipe, inventory) if spec.kind == "simulated" else None
     if simulated is not None and warn is not None:
         warn(simulated.notes)
-    with session.open_ray(spec, simulated=simulated) as opened:
+    with session.open_ray(spec, simulated=simulated, watch=watch) as opened:
         yield opened

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from rl_cluster.config_files.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.inventory import Inventory
@@ -13,15 +15,18 @@ from rl_cluster.planning.simulated_inventory import inventory_of_file, simulated
 from rl_cluster.recipes.recipe_plan import RecipePlan, check_seats, plan_recipe, shortfall_error
 from rl_cluster.schema import RaySpec
 
-__all__ = ["inventory_to_plan_on", "nodes_to_simulate", "plan_on", "planned_line"]
+Connected = Callable[[RaySpec], AbstractContextManager[object]]
+
+__all__ = ["check_this_machine", "inventory_to_plan_on", "nodes_to_simulate", "plan_on", "planned_line"]
 
 
-def plan_on(config: object, *, inventory: str | None = None) -> RecipePlan:
+def plan_on(config: object, *, inventory: str | None = None, connected: Connected | None = None) -> RecipePlan:
     """The plan that ``build_recipe`` would follow, on what is there now; creates nothing.
 
     Args:
         config: The whole config of a recipe, or a :class:`RecipeSpec`.
         inventory: A file that describes the machines, instead of a Ray cluster.
+        connected: How to connect to a Ray for the look at it.
 
     Raises:
         ConfigError: The config, or the file, breaks rules, or roles overlap more than declared.
@@ -29,31 +34,57 @@ def plan_on(config: object, *, inventory: str | None = None) -> RecipePlan:
     """
     recipe = recipe_from_config(config)
     check_seats(recipe)
-    answer = plan_recipe(recipe, inventory_to_plan_on(recipe, inventory))
+    answer = plan_recipe(recipe, inventory_to_plan_on(recipe, inventory, connected=connected))
     if isinstance(answer, Shortfall):
         raise shortfall_error(answer)
     return answer
 
 
-def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None) -> Inventory:
-    """The machines of a file; else of the simulation, of the Ray cluster in reach, or of this machine, as the ``ray`` node says."""
+def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None, *, connected: Connected | None = None) -> Inventory:
+    """The machines of a file; else of the simulation, of the Ray cluster in reach, or of this machine, as the ``ray`` node says.
+
+    Args:
+        recipe: The roles, and which Ray.
+        inventory: The file.
+        connected: How to connect to a Ray for the look at it.
+    """
     if inventory is not None:
         from rl_cluster.planning.inventory_file import load_inventory
 
         return load_inventory(inventory)
     spec = recipe.ray or RaySpec()
     ray = sys.modules.get("ray")
-    connected = ray is not None and ray.is_initialized()
-    if spec.kind == "simulated" and not connected:
+    is_connected = ray is not None and ray.is_initialized()
+    if spec.kind == "simulated" and not is_connected:
         return nodes_to_simulate(recipe)
     from rl_cluster.connection import reach, session
 
-    if connected:
+    if is_connected:
         return session.look_around(holders=True)
-    if spec.kind == "auto" and reach.address_in_reach(spec) is not None:
-        with session.open_ray(spec):
+    spec = reach.resolve(spec)
+    if spec.address is not None:
+        with (connected or session.open_ray)(spec):
             return session.look_around(holders=True)
     return session.this_machine(spec)
+
+
+def check_this_machine(recipe: RecipeSpec) -> None:
+    """Where a local Ray would be started: whether this machine is large enough, before that takes its seconds.
+
+    Raises:
+        ResourceInsufficientError: It is not.
+    """
+    spec = recipe.ray or RaySpec()
+    ray = sys.modules.get("ray")
+    if spec.kind == "simulated" or (ray is not None and ray.is_initialized()):
+        return
+    from rl_cluster.connection import reach, session
+
+    spec = reach.resolve(spec)
+    if spec.address is None:
+        answer = plan_recipe(recipe, session.this_machine(spec))
+        if isinstance(answer, Shortfall):
+            raise shortfall_error(answer)
 
 
 def nodes_to_simulate(recipe: RecipeSpec, inventory: str | None = None) -> Inventory:

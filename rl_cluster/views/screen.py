@@ -89,8 +89,8 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
                 code = main(*args, **kwargs)
         except SystemExit as end:  # argparse's, after --help or a word that it refuses
             ended = end
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+        except KeyboardInterrupt as stop:
+            return int(getattr(stop, "exit_code", EXIT_INTERRUPTED))
         text = printed.getvalue()
         failure = (written(text, sys.stdout) if is_open else CLOSED) if text else None
         if failure is not None:

@@ -122,13 +122,13 @@ class RunPy:
         """Run it to its end."""
         return self.start(*words, env=env).done()
 
-    def start(self, *words: str, env: Mapping[str, str | None] | None = None) -> Running:
-        """Start it, in a process group of its own. A variable that is None is taken away."""
-        changed = {**self.env, **(env or {})}
+    def start(self, *words: str, env: Mapping[str, str | None] | None = None, before: str = "") -> Running:
+        """Start it, in a process group of its own. A variable that is None is taken away. ``before`` is run in the same process."""
+        changed = {**self.env, **({"PYTHONPATH": str(RUN_PY.parent)} if before else {}), **(env or {})}
         err = self.temporary / f"err-{len(self._started)}"
         with open(err, "wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, str(RUN_PY), *words],
+                [sys.executable, *(["-c", f"{before}\nfrom rl_cluster.app import main\nmain()"] if before else [str(RUN_PY)]), *words],
                 cwd=self.folder,
                 env={name: value for name, value in changed.items() if value is not None},
                 stdin=subprocess.DEVNULL,

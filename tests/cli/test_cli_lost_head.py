@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -59,6 +60,44 @@ def test_sigterm_is_heard(run_py: RunPy, cluster: RunningCluster) -> None:
     assert done.code == 143
     assert done.last_line.startswith(f"FAILED: interrupted by SIGTERM; ray: the control service at {cluster.address} has not answered for ")
     assert validate_report(done.report) == []
+
+
+SLOWLY = """
+import sys, time
+from rl_cluster.connection import session
+found = session.{function}
+def slowly(*args, **keys):
+    print("now", file=sys.stderr, flush=True)
+    time.sleep(3)
+    return found(*args, **keys)
+session.{function} = slowly
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "function"), [("plan", "snapshot_inventory"), ("up", "_connect")], ids=["while it looks", "while it joins"]
+)
+def test_it_is_watched_from_before_it_is_joined(run_py: RunPy, cluster: RunningCluster, mode: str, function: str) -> None:
+    """Also a plan ends with its last line, and a run whose Ray dies while it is being joined."""
+    run = run_py.start(*TWO_OF_TWO, f"mode={mode}", f"ray.address={cluster.address}", env=SOON, before=SLOWLY.format(function=function))
+    run.until_it_says("now")
+    cluster.lose_head()
+    done = run.done()
+    assert done.code == 4, done.err
+    assert done.last_line.startswith(f"FAILED: ray: the control service at {cluster.address} has not answered for 1")
+    assert validate_report(done.report) == []
+
+
+def test_a_sweep_comes_to_its_end(run_py: RunPy, cluster: RunningCluster) -> None:
+    """The job that lost its Ray has its row, the others are not run, and the last line is the sweep's."""
+    words = ("hold=true", f"ray.address={cluster.address}", "hydra.sweep.dir=sweep")
+    run = run_py.start("-m", "worker.name=a,b", *TWO_OF_TWO, *words, env=SOON)
+    run.until_it_says("holding the layout")
+    cluster.lose_head()
+    done = run.done()
+    assert (done.code, done.last_line) == (4, "FAILED: 0 of 2 jobs ok, 1 failed, 1 not run (simulated)")
+    rows = json.loads((run_py.folder / "sweep/summary.json").read_text(encoding="utf-8"))["jobs"]
+    assert [(row["status"], row["exit_code"]) for row in rows] == [("failed", 4), ("not run", None)]
 
 
 def test_a_control_service_that_only_pauses_is_waited_for(run_py: RunPy, cluster: RunningCluster) -> None:

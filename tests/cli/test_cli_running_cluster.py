@@ -152,6 +152,31 @@ def test_sigterm_while_it_waits_for_resources(run_py: RunPy, cluster: RunningClu
     assert nothing_taken(state), state
 
 
+LOOKS = """
+import sys, time
+from rl_cluster.connection import session
+found = session.snapshot_inventory
+def slowly(**keys):
+    print("now", file=sys.stderr, flush=True)
+    time.sleep(60)
+session.snapshot_inventory = slowly
+"""
+RECIPE = "policy: {cluster: {num_nodes: 1, gpus_per_node: 1}, worker: {}}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [False, True], ids=["cluster", "recipe"])
+def test_sigterm_while_a_plan_looks(run_py: RunPy, untouched: RunningCluster, recipe: bool) -> None:
+    """One line and exit 143; Ray's own handler, which prints a stack and aborts, does not come in between."""
+    (run_py.folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    words = ("recipe=recipe.yaml",) if recipe else TWO_OF_TWO
+    run = run_py.start(*words, "mode=plan", f"ray.address={untouched.address}", before=LOOKS)
+    run.until_it_says("now")
+    run.terminate()
+    done = run.done()
+    assert (done.code, done.err) == (143, "now\ninterrupted by SIGTERM; everything was given back\n")
+
+
 @pytest.mark.slow
 def test_a_sweep_uses_it_as_it_is(run_py: RunPy, untouched: RunningCluster) -> None:
     """A sweep starts nothing: its jobs run one after the other on the running cluster, each finds all of it free and leaves it so."""

@@ -141,6 +141,20 @@ def test_a_program_tells_problems_in_their_own_lines(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("mode", ["plan", "up"])
+def test_a_machine_that_is_too_small_is_told_before_a_ray_is_started_there(folder: Path, mode: str) -> None:
+    """With no cluster in reach: what was looked at, and how to rehearse it."""
+    (folder / "recipe.yaml").write_text(RECIPE.replace("gpus_per_node: 2", "gpus_per_node: 1000"), encoding="utf-8")
+    code, out, err = run(folder, folder / "program.py", f"mode={mode}")
+    assert (code, "Traceback" in err) == (3, False)
+    assert out == "True\n"  # Ray's own reading of this machine
+    assert err.splitlines()[-1] == (
+        "No running Ray cluster was found (looked at ray.address, $RAY_ADDRESS and this machine), and a local one here would be too small. "
+        "Fix: ray.address=HOST:PORT for a cluster that holds it. To rehearse it on this machine: the option simulated of the group ray, "
+        "or a node ray: {kind: simulated}"
+    )
+
+
 def test_run_py_plans_a_recipe(folder: Path) -> None:
     """recipe=FILE with mode=plan: the same drawing; report.json has both layouts and the recipe, layout.svg every role."""
     code, out, err = run(folder, ROOT / "run.py", "recipe=recipe.yaml", "mode=plan", "inventory=machines.yaml", "hydra.run.dir=out")
