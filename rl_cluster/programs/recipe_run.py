@@ -127,6 +127,8 @@ def _up(
         built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)
+        for group in built.groups.values():
+            group.end_profiled()  # while there is time for it: the giving back has 30 s
     if isinstance(answer, bool) or not isinstance(answer, int):
         return RlClusterError.exit_code if answer is False else EXIT_OK
     return answer
