@@ -61,6 +61,7 @@ class RayWorkerGroup:
         nsight_dir: Folder of the profiles on the workers' nodes; default: a new one below ``nsight`` in the current folder.
         start_timeout_s: For the whole start.
         on_progress: Gets (workers up, workers in all).
+        tell: Gets a line of text every 5 seconds while the Python of the workers is made ready; default: the log.
 
     Raises:
         ConfigError: A value breaks a rule.
@@ -88,6 +89,7 @@ class RayWorkerGroup:
         nsight_dir: str | os.PathLike[str] | None = None,
         start_timeout_s: float = 300.0,
         on_progress: Progress | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.cluster, self.name_prefix = cluster, name_prefix
         self._actors: tuple[ActorHandle, ...] = ()
@@ -112,15 +114,15 @@ class RayWorkerGroup:
         try:
             share = bundle_share(cluster)
             environment = worker_setup.choose_environment(env or EnvSpec(), cpus=share["num_cpus"])
-            self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), [bundle.node_id for bundle in bundles], environment)
-            ready = asked.profilers(dict(zip(names, (bundle.node_id for bundle in bundles), strict=True))) if asked else {}
+            nodes = [bundle.node_id for bundle in bundles]
+            self.pythons = pythons = worker_setup.set_up_python(python or PythonSpec(), nodes, environment, tell)
+            ready = asked.profilers(dict(zip(names, nodes, strict=True)), tell) if asked else {}
             common, own_binders = worker_setup.choose_binders(numa, cluster, bundles)
             recipe = ActorRecipe(remote_worker_builder, environment.late, common, nsight_seen)
             seats = []
             for name, bundle, binder in zip(names, bundles, own_binders, strict=True):
                 group, index = cluster.bundle_address(bundle)
-                python_here = pythons[bundle.node_id]
-                runtime_env = python_here.runtime_env(environment)
+                runtime_env = pythons[bundle.node_id].runtime_env(environment)
                 mine = merge_options(share, options, {"runtime_env": runtime_env} if runtime_env else {})
                 profiler = asked.profiler(name, ready.get(bundle.node_id)) if asked else None
                 seats.append(Seat(bundle, group, index, name, mine, binder, profiler=profiler))
@@ -136,8 +138,7 @@ class RayWorkerGroup:
             )
             self._actors, self.records = up.actors, up.records
             self.master_address, self.master_port = up.master_address, up.master_port
-            if asked is not None:
-                self._profiles = self._profiled(asked, ready)
+            self._profiles = self._profiled(asked, ready) if asked else None
             if numa is not None and numa.strict:
                 self._check_bound()
         except BaseException:

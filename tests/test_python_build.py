@@ -173,7 +173,7 @@ def test_where_all_nodes_fail_one_is_told_and_ray_says_nothing(
 ) -> None:
     """No traceback of Ray's for the others' failures, which nobody waits for."""
 
-    def fail_here(plan: PythonPlan, *, node: str) -> None:
+    def fail_here(plan: PythonPlan, *, node: str, tell: object) -> None:
         (tmp_path / node[:12]).touch()
         raise PythonEnvError("no")
 
@@ -197,7 +197,7 @@ def test_a_builder_that_is_killed_does_not_pass_for_a_dead_node(ground: Path, no
     assert "Fix: look whether it ran out of memory (dmesg on that node), and try again" in str(caught.value)
 
 
-def die_here(plan: PythonPlan, *, node: str) -> None:
+def die_here(plan: PythonPlan, *, node: str, tell: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

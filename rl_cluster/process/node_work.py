@@ -11,11 +11,16 @@ from typing import Any
 from attrs import frozen
 
 from rl_cluster.errors import PythonEnvError
+from rl_cluster.planning.naming import count_of
+from rl_cluster.planning.naming import node_names as short_names
 from rl_cluster.process.python_check import env_error
 
 __all__ = ["NodeWork", "exit_detail", "let_go", "node_names", "on_nodes", "why_lost"]
 
 PROGRESS_EVERY_S = 5.0
+_ANSWER_S = 0.5  # for what a node is at; one that has not begun does not answer
+_MOST_NODES = 3  # that a line speaks of
+_MOST_LETTERS = 300  # of what one of them says
 # Ray says why a worker's process ended, and goes on with what it could be in general.
 _EXIT_DETAIL = re.compile(r"Worker exit detail: (.+?)(?: Some common causes|$)")
 
@@ -52,9 +57,10 @@ def on_nodes(
 
     Args:
         work: For the messages.
-        do: The function, of a module that every node has. It also gets ``node``, the node's name for messages.
+        do: The function, of a module that every node has. It also gets ``node``, the node's name for messages, and ``tell``, to which
+            it says in a line what it is at.
         arguments: Its positional arguments by Ray's id of the node.
-        tell: Gets a line of text every few seconds.
+        tell: Gets a line every 5 seconds: on how many nodes it is ready, after how many seconds, and what the others are at.
 
     Yields:
         Each node's id with what the function returned, or with the :class:`PythonEnvError` that it raised or that stands for a node which
@@ -65,35 +71,39 @@ def on_nodes(
 
     known = node_names()
     names = {node: known.get(node, node[:12]) for node in arguments}
+    addresses = {entry["NodeID"]: entry["NodeManagerAddress"] for entry in ray.nodes()}
+    short = short_names({node: addresses.get(node, "") for node in arguments})
     # Actors, not tasks: to end the work at once ray.kill is safe at any moment, while ray.cancel(force=True) of a task that ends just
     # then aborts the whole driver (Ray 2.60, "Tried to complete task that was not pending" in task_manager.cc).
-    hand = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_NodeHand)
-    started = time.monotonic()
-    hands: list[Any] = []
+    hand = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=2)(_NodeHand)
+    started = told = time.monotonic()
+    hands: dict[str, Any] = {}
     node_of: dict[Any, str] = {}
     done = 0
     try:
         for node, given in arguments.items():
-            hands.append(hand.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False)).remote())
-            node_of[hands[-1].do.remote(do, given, names[node])] = node
+            hands[node] = hand.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False)).remote()
+            node_of[hands[node].do.remote(do, given, names[node])] = node
         waiting = list(node_of)
         while waiting:
-            left = work.timeout_s - (time.monotonic() - started)
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, min(PROGRESS_EVERY_S, left)))
+            now = time.monotonic()
+            left = min(told + PROGRESS_EVERY_S, started + work.timeout_s) - now
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, left))
             for reference in ready:
                 done += 1
                 yield node_of[reference], _result(ray, reference, node_of[reference], names[node_of[reference]], work)
             elapsed = time.monotonic() - started
-            if waiting and not ready:
-                unready = ", ".join(names[node_of[reference]] for reference in waiting)
-                tell(f"{work.what}: ready on {done} of {len(arguments)} nodes after {elapsed:.0f} s, waits for {unready}")
+            if waiting and time.monotonic() >= told + PROGRESS_EVERY_S:
+                told = time.monotonic()
+                at = _at_work(ray, {node_of[reference]: hands[node_of[reference]] for reference in waiting}, short)
+                tell(f"{work.what}: ready on {done} of {count_of(len(arguments), 'node')} after {elapsed:.0f} s; {at}")
             if waiting and elapsed >= work.timeout_s:
                 for late in (node_of[reference] for reference in waiting):
                     yield late, work.error(names[late], rule=work.rule, got="no answer from the node", fix=work.late_fix)
                 return
     finally:
         let_go(list(node_of))  # those that are not waited for any more, too
-        for actor in hands:
+        for actor in hands.values():
             with suppress(Exception):  # Ray itself may be gone
                 ray.kill(actor)
 
@@ -108,8 +118,33 @@ def let_go(refs: Sequence[Any]) -> None:
 class _NodeHand:
     """The actor of one node."""
 
+    last = "has begun"
+
     def do(self, function: Callable[..., Any], arguments: tuple[Any, ...], node: str) -> Any:
-        return function(*arguments, node=node)
+        def tell(line: str) -> None:
+            self.last = line.removeprefix(f"node {node}: ")
+
+        return function(*arguments, node=node, tell=tell)
+
+    def at(self) -> str:
+        """What it said last; answers while it works."""
+        return self.last
+
+
+def _at_work(ray: Any, hands: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """What the first few of some nodes are at, and how many more there are."""
+    asked = {node: hand.at.remote() for node, hand in list(hands.items())[:_MOST_NODES]}
+    answers, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_S)
+    said = []
+    for node, answer in asked.items():
+        line = "has not begun"
+        if answer in answers:
+            with suppress(ray.exceptions.RayError):  # its end is told as the result of its work
+                line = ray.get(answer)[:_MOST_LETTERS]
+        said.append(f"{names[node]}: {line}")
+    let_go(list(asked.values()))
+    more = [f"and {len(hands) - len(asked)} more"] if len(hands) > len(asked) else []
+    return "; ".join([*said, *more])
 
 
 def node_names() -> dict[str, str]:

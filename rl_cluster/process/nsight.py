@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -195,13 +195,14 @@ def check_profiles(records: Sequence[ProfileRecord]) -> tuple[bool, str]:
 # --- on a node ---
 
 
-def check_here(request: Nsight, outputs: Sequence[str], *, node: str) -> NodeNsys:
+def check_here(request: Nsight, outputs: Sequence[str], *, node: str, tell: Callable[[str], None]) -> NodeNsys:
     """The work of one node before its workers start: nsys is there, takes the options, and has a folder to write to.
 
     Raises:
         PythonEnvError: One of these is not so.
     """
     since = time.time()
+    tell("looks for nsys, and profiles a Python that does nothing")
     nsys = shutil.which("nsys")
     if nsys is None:
         raise env_error(
@@ -297,7 +298,9 @@ class Watched:
     output: str  # as nsys was given it
 
 
-def end_here(workers: Mapping[str, Watched], since: float, seconds: float, *, node: str) -> dict[str, tuple[list[Process], list[str]]]:
+def end_here(
+    workers: Mapping[str, Watched], since: float, seconds: float, *, node: str, tell: Callable[[str], None]
+) -> dict[str, tuple[list[Process], list[str]]]:
     """Wait until workers and their profilers have ended, and look what was written.
 
     Args:
@@ -305,11 +308,13 @@ def end_here(workers: Mapping[str, Watched], since: float, seconds: float, *, no
         since: The node's clock before they started: older files are others'.
         seconds: How long they may take.
         node: Not used; every work of a node gets it.
+        tell: Gets a line of text at the start.
 
     Returns:
         By name: the processes that still run, and the files.
     """
     deadline = time.monotonic() + seconds
+    tell(f"waits for nsys to write, {seconds:.0f} s at most")
     left = {name: list(worker.processes) for name, worker in workers.items()}
     while True:
         left = {name: [process for process in processes if still_there(process)] for name, processes in left.items()}

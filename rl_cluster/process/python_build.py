@@ -43,7 +43,7 @@ def build_on_nodes(
         plan: From :func:`rl_cluster.python_env.resolve_python`.
         node_ids: Ray's ids of the nodes in use; each once or more often.
         early: Variables that the workers get before their process starts; with any, each node tries its Python with them.
-        progress: Gets a line of text every few seconds; default: the log.
+        progress: Gets a line of text every 5 seconds; default: the log.
 
     Returns:
         Node id to the path of the program that starts there: the environment's ``bin/python``, or the command's first word, looked up.
@@ -76,15 +76,15 @@ def build_each(
     Args:
         plan: From :func:`rl_cluster.python_env.resolve_python`.
         node_ids: Ray's ids of the nodes.
-        progress: Gets a line of text every few seconds; default: the log.
-        build: What each node does; gets the plan, and ``node``, the name of its machine for messages.
+        progress: Gets a line of text every 5 seconds; default: the log.
+        build: What each node does; gets the plan, ``node``, the name of its machine for messages, and ``tell``, for what it is at.
 
     Yields:
         Ray's id of a node, with what ``build`` returned there or with the :class:`PythonEnvError`.
     """
     work = NodeWork(
         where=f"{plan.where}.executable",
-        what="Python of the workers",
+        what=f"Python {plan.requested}",
         command=plan.command,
         timeout_s=plan.build_timeout_s + _GRACE_S,
         rule=f"it must be ready within {plan.build_timeout_s:.0f} s",
@@ -101,21 +101,24 @@ def named(error: PythonEnvError, above: str) -> PythonEnvError:
     return PythonEnvError(head + separator + output, **error.facts)
 
 
-def build_here(plan: PythonPlan, *, node: str, early: Mapping[str, str]) -> str:
+def build_here(plan: PythonPlan, *, node: str, early: Mapping[str, str], tell: Callable[[str], None]) -> str:
     """The work of one node: what runs there.
 
     Returns:
         The path of the program that starts here.
     """
     deadline_s = min(COMMAND_CHECK_S, plan.build_timeout_s)
+    asks = f"asks whether it can run the workers, {deadline_s:.0f} s at most"
     if plan.kind == "system":
+        tell(asks)
         check_python([sys.executable], node=node, deadline_s=deadline_s, environ=os.environ, early=early)
         return SYSTEM
     if plan.uv is not None:
         from rl_cluster.process.uv_build import ensure_environment
 
-        built = str(ensure_environment(plan, node=node, progress=logger.info))
+        built = str(ensure_environment(plan, node=node, progress=tell))
         if early or plan.uv.interpreter_args:  # the builder has asked it without them
+            tell(asks)
             asked = [built, *plan.uv.interpreter_args]
             check_python(asked, node=node, deadline_s=deadline_s, environ=os.environ, early={"PYTHONPATH": "", **early})
         return built
@@ -128,6 +131,7 @@ def build_here(plan: PythonPlan, *, node: str, early: Mapping[str, str]) -> str:
             got=f"no program {plan.command[0]!r} that can be run",
             fix="install it on that node, or leave the node out with cluster.exclude_nodes",
         )
+    tell(asks)
     # Of a profiler's command line only the interpreter is asked; a wrapper of one's own is asked as a whole.
     python = next((index for index, word in enumerate(plan.command) if _PYTHON.fullmatch(os.path.basename(word))), 0)
     check_python(plan.command[python:], node=node, deadline_s=deadline_s, environ=os.environ, early=early)

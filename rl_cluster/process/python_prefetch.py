@@ -123,9 +123,9 @@ def prefetch(requests: Requests, *, tell: Callable[[str], None], on_row: Callabl
     return [rows[plan, node.node_id] for plan, nodes in requests.items() for node in nodes]
 
 
-def prepare_here(plan: PythonPlan, *, node: str) -> Environment:
+def prepare_here(plan: PythonPlan, *, node: str, tell: Callable[[str], None]) -> Environment:
     """The work of one node."""
-    return prepare_environment(plan, node=node)
+    return prepare_environment(plan, node=node, progress=tell)
 
 
 def unfinished(requests: Requests, done: Sequence[Prefetched]) -> list[Prefetched]:

@@ -176,7 +176,7 @@ class _Builder:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        told = time.monotonic()
+        told = time.monotonic() - max(0.0, PROGRESS_EVERY_S - 1)  # the first time after a second
         with ExitStack() as held:
             while not held.enter_context(lock_key(self.folder)):
                 now = time.monotonic()

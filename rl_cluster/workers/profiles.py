@@ -6,7 +6,7 @@ import datetime
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -24,7 +24,7 @@ from rl_cluster.workers.target_import import import_target
 
 logger = logging.getLogger(__name__)
 
-END_AFTER_ERROR_S = 12.0  # with twice the next one less than runs.STUCK_AFTER_S
+END_AFTER_ERROR_S = 12.0  # with twice the next one less than ground.interrupts.STUCK_AFTER_S
 ANSWER_S = 5.0  # more, for the answer of a node
 START_S = 30.0  # more, for the first answer of a node
 
@@ -36,11 +36,12 @@ class Asked:
     request: Nsight
     outputs: Mapping[str, str]  # of the workers to profile, by name
 
-    def profilers(self, node_of: Mapping[str, str]) -> dict[str, NodeNsys]:
+    def profilers(self, node_of: Mapping[str, str], tell: Callable[[str], None] | None = None) -> dict[str, NodeNsys]:
         """Ask the nodes of the workers to profile whether they can.
 
         Args:
             node_of: Ray's id of each worker's node, by the worker's name.
+            tell: Gets a line of text every 5 seconds; default: the log.
 
         Returns:
             What each node has, by its id.
@@ -53,9 +54,8 @@ class Asked:
             outputs.setdefault(node_of[name], []).append(output)
         work = _work(self.request, seconds=nsight.CHECK_S + START_S)
         ready: dict[str, NodeNsys] = {}
-        for node, outcome in on_nodes(
-            work, nsight.check_here, {node: (self.request, given) for node, given in outputs.items()}, logger.info
-        ):
+        arguments = {node: (self.request, given) for node, given in outputs.items()}
+        for node, outcome in on_nodes(work, nsight.check_here, arguments, tell or logger.info):
             if isinstance(outcome, PythonEnvError):
                 raise outcome
             ready[node] = outcome

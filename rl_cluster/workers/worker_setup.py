@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -55,13 +55,16 @@ class NodePython:
         return {**self.base, **({"env_vars": variables} if variables else {})}
 
 
-def set_up_python(spec: PythonSpec, node_ids: Sequence[str], environment: WorkerEnvironment) -> dict[str, NodePython]:
+def set_up_python(
+    spec: PythonSpec, node_ids: Sequence[str], environment: WorkerEnvironment, tell: Callable[[str], None] | None = None
+) -> dict[str, NodePython]:
     """The interpreter on each node; a uv environment is built there first, once per node.
 
     Args:
         spec: Which one.
         node_ids: Ray's ids of the nodes, each once or more often.
         environment: Its early variables are tried with the interpreter, because a worker that dies of them is started again and again.
+        tell: Gets a line of text every 5 seconds; default: the log.
 
     Raises:
         ConfigError: It is to be built and no more (``prefetch``).
@@ -78,7 +81,7 @@ def set_up_python(spec: PythonSpec, node_ids: Sequence[str], environment: Worker
         return {node: NodePython() for node in nodes}
     from rl_cluster.process.python_build import build_on_nodes
 
-    pythons = build_on_nodes(plan, nodes, early=environment.early)
+    pythons = build_on_nodes(plan, nodes, early=environment.early, progress=tell)
     if plan.kind == "system":
         return {node: NodePython() for node in nodes}
     return {node: NodePython(str(pythons[node]) if plan.needs_build else None, plan.runtime_env(str(pythons[node]))) for node in nodes}
