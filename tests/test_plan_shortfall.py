@@ -7,11 +7,13 @@ import pickle
 
 import pytest
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rl_cluster.errors import ResourceInsufficientError
 from rl_cluster.inventory import Holder, Inventory, PhysicalNode
 from rl_cluster.plan import render_shortfall
-from rl_cluster.planning.naming import node_names
+from rl_cluster.planning.naming import amount_writer, node_names
 from tests.strategies import AMOUNTS, held, made_up_inventory, made_up_node, shortfall
 
 DOMAIN = {"ray.io/gpu-domain": "a"}
@@ -35,6 +37,65 @@ def test_the_whole_text_of_a_diagnosis() -> None:
         "Fix: cluster.num_nodes=1 fits now\n"
         "Fix: cluster.gpus_per_node=4 fits now"
     )
+
+
+def with_memory(*amounts: tuple[float, float]) -> Inventory:
+    """Nodes with so many bytes in all, and free."""
+    nodes = [({**AMOUNTS, "memory": total}, {**AMOUNTS, "memory": free}) for total, free in amounts]
+    return Inventory(tuple(made_up_node(index, *node) for index, node in enumerate(nodes)))
+
+
+def test_memory_is_told_in_units_of_people() -> None:
+    """Bytes in all only where they are pasted."""
+    keys = {"num_nodes": 2, "strategy": "STRICT_PACK", "resources": {"memory": 70e9}}
+    answer = shortfall(with_memory((800e9, 500e9), (600e9, 1e9)), **keys)
+    assert render_shortfall(answer) == (
+        "2 logical nodes of 8 bundles of {CPU 1, GPU 1, memory 65.2 GiB} each on one machine: no node has that free: "
+        "522 GiB memory needed on one; 10.0.0.1 has 466 GiB free, 279 GiB held; 10.0.0.2 has 954 MiB free, 558 GiB held\n"
+        "  node      resource   needed     free    total     held by\n"
+        "  10.0.0.1  CPU             8       64       64\n"
+        "            GPU             8        8        8\n"
+        "            memory    522 GiB  466 GiB  745 GiB  !\n"
+        "  10.0.0.2  CPU             8       64       64\n"
+        "            GPU             8        8        8\n"
+        "            memory    522 GiB  954 MiB  559 GiB  !\n"
+        "It would fit if nothing were held.\n"
+        "Fix: wait: it fits when enough of what is held is given back\n"
+        "Fix: cluster.gpus_per_node=3 fits now"
+    )
+    assert answer.nodes[0].reason == "memory: 522 GiB needed, 466 GiB free, 279 GiB held"
+
+
+def test_a_byte_that_lacks_can_be_seen() -> None:
+    """In the headline and in the table, what is needed and what is there look different."""
+    answer = shortfall(with_memory((800e9 - 1, 800e9 - 1)), num_nodes=1, strategy="STRICT_PACK", resources={"memory": 100e9})
+    assert answer.headline.endswith("745.058059692 GiB memory needed on one; 10.0.0.1 has 745.058059691 GiB in all")
+    assert "memory    745.058059692 GiB  745.058059691 GiB  745.058059691 GiB  !" in render_shortfall(answer)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10**14), st.integers(0, 2**31), st.sampled_from([1, 2**10, 2**20, 2**30]))
+def test_two_amounts_of_memory_never_look_the_same(needed: int, more: int, unit: int) -> None:
+    """However little they differ, and just below a whole unit, too."""
+    for amount in (needed, -(-needed // unit) * unit - 1):
+        there = amount + (more % unit or 1)
+        write = amount_writer("memory", amount, [there])
+        values = []
+        for text in (write(amount), write(there)):
+            number, _, name = text.partition(" ")
+            values.append(float(number) * {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1, "byte": 1, "": 1}[name])
+        assert values[0] < values[1]
+        assert values == pytest.approx([amount, there], rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0"), (1, "1 byte"), (1536, "1.5 KiB"), (2**20 - 1, "1 MiB"), (2**30 * 1.5, "1.5 GiB"), (1023 * 2**20, "1023 MiB")],
+)
+def test_amounts_in_bytes(amount: float, text: str) -> None:
+    """Three digits, in the largest unit of which there is one; of other resources the number."""
+    assert amount_writer("object_store_memory", amount)(amount) == text
+    assert amount_writer("GPU", 0.5)(0.5) == "0.5"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rl_cluster.inventory import Inventory
 from rl_cluster.planning.layout import NodeShortfall, Shortfall
-from rl_cluster.planning.naming import number
 from rl_cluster.planning.problem import Problem
-from rl_cluster.planning.shortfall_text import held_text, kind_of, lonely_head, render_shortfall, write_headline
+from rl_cluster.planning.shortfall_text import held_text, kind_of, lonely_head, needed_text, render_shortfall, write_headline
 from rl_cluster.planning.suggestions import Question, fits, fits_now, lift, lifts, misspelt, waits
 
 __all__ = ["diagnose", "render_shortfall"]
@@ -83,7 +82,7 @@ def _node_shortfall(problem: Problem, position: int, needed: Mapping[str, float]
     if not lacking:
         return NodeShortfall(node, needed, node.free, "has room for one", kind="fits", name=name)
     never = any(node.total.get(each, 0.0) < needed[each] - TOLERANCE for each in lacking)
-    clauses = [f"{each}: {number(needed[each])} needed, {held_text(node, each)}" for each in lacking]
+    clauses = [f"{each}: {needed_text([node], each, needed[each])} needed, {held_text(node, each, needed[each])}" for each in lacking]
     return NodeShortfall(node, needed, node.free, "; ".join(clauses), lacking=lacking, never=never, name=name)
 
 

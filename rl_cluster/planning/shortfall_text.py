@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rl_cluster.inventory import PhysicalNode
 from rl_cluster.planning.holders import holder_name
 from rl_cluster.planning.layout import NodeShortfall, Shortfall
-from rl_cluster.planning.naming import count_of, number
+from rl_cluster.planning.naming import amount_writer, count_of
 from rl_cluster.planning.problem import Problem
 from rl_cluster.planning.topology import gpu_domain
 from rl_cluster.schema import ClusterSpec
@@ -36,21 +36,26 @@ def kind_of(culprit: str, spec: ClusterSpec) -> str:
     return "custom" if culprit in spec.bundle_resources else culprit
 
 
-def held_text(node: PhysicalNode, resource: str) -> str:
-    """``4 free, 4 held by placement group 'x' of job 02000000``, or ``4 in all`` where nothing is held."""
+def held_text(node: PhysicalNode, resource: str, needed: float) -> str:
+    """``4 free, 4 held by placement group 'x' of job 02000000``, or ``4 in all`` where nothing is held. ``needed`` stands beside it."""
+    write = amount_writer(resource, needed, _amounts(node, resource))
     total = node.total.get(resource, 0.0)
     free = node.free.get(resource, 0.0)
     held = total - free
     if held < 5e-5:
-        return f"{number(total)} in all"
+        return f"{write(total)} in all"
     holders = [holder for holder in node.holders if holder.resources.get(resource, 0.0) > 5e-5]
     if not holders:
-        return f"{number(free)} free, {number(held)} held"
-    clauses = [f"{number(holder.resources[resource])} held by {holder_name(holder)}" for holder in holders[:2]]
+        return f"{write(free)} free, {write(held)} held"
+    clauses = [f"{write(holder.resources[resource])} held by {holder_name(holder)}" for holder in holders[:2]]
     if len(holders) > 2:
         rest = sum(holder.resources[resource] for holder in holders[2:])
-        clauses.append(f"{number(rest)} held by {len(holders) - 2} more")
-    return ", ".join([f"{number(free)} free", *clauses])
+        clauses.append(f"{write(rest)} held by {len(holders) - 2} more")
+    return ", ".join([f"{write(free)} free", *clauses])
+
+
+def _amounts(node: PhysicalNode, resource: str) -> tuple[float, float]:
+    return node.free.get(resource, 0.0), node.total.get(resource, 0.0)
 
 
 def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: Sequence[str], *, size: int, never: bool) -> str:
@@ -69,18 +74,25 @@ def write_headline(problem: Problem, nodes: Sequence[NodeShortfall], culprits: S
     if resource is not None:
         short = [(entry, room) for entry, room in usable if _has(entry.node, resource, never) < entry.needed[resource] - 5e-5]
         near = sorted(range(len(short)), key=lambda index: (-short[index][1], index))[:NODES_IN_HEADLINE]
-        parts += [f"{short[index][0].name} has {_there_text(short[index][0].node, resource, never)}" for index in near]
+        parts += [f"{short[index][0].name} has {_there_text(short[index][0], resource, never)}" for index in near]
         if len(short) > NODES_IN_HEADLINE:
             more = len(short) - NODES_IN_HEADLINE
-            parts.append(f"{more} more {'has' if more == 1 else 'have'} less than {number(short[0][0].needed[resource])}")
+            needed = needed_text((entry.node for entry, _ in usable), resource, short[0][0].needed[resource])
+            parts.append(f"{more} more {'has' if more == 1 else 'have'} less than {needed}")
     if left_out:
         parts.append(f"not used: {_left_out_text(problem.spec, left_out)}")
     return f"{want}: {'; '.join(parts)}"
 
 
-def _there_text(node: PhysicalNode, resource: str, never: bool) -> str:
+def _there_text(entry: NodeShortfall, resource: str, never: bool) -> str:
     """What a node has; who holds it is beside the point where the machine itself is too small."""
-    return f"{number(node.total.get(resource, 0.0))} in all" if never else held_text(node, resource)
+    needed, total = entry.needed[resource], entry.node.total.get(resource, 0.0)
+    return f"{amount_writer(resource, needed, [total])(total)} in all" if never else held_text(entry.node, resource, needed)
+
+
+def needed_text(nodes: Iterable[PhysicalNode], resource: str, needed: float) -> str:
+    """What is needed on one node, beside what the nodes have."""
+    return amount_writer(resource, needed, [amount for node in nodes for amount in _amounts(node, resource)])(needed)
 
 
 def _has(node: PhysicalNode, resource: str, never: bool) -> float:
@@ -111,7 +123,7 @@ def _want(problem: Problem, resource: str | None) -> str:
     if resource in (None, spec.accelerator) and each.get(spec.accelerator) == 1:
         noun, of = spec.accelerator, ""
     else:
-        noun, of = "bundle", " of {" + ", ".join(f"{name} {number(amount)}" for name, amount in each.items()) + "}"
+        noun, of = "bundle", " of {" + ", ".join(f"{name} {amount_writer(name, amount)(amount)}" for name, amount in each.items()) + "}"
     kinds = sorted(set(sizes), reverse=True)
     amount = " and ".join(map(str, sizes)) if 1 < len(sizes) <= 3 and len(kinds) > 1 else str(kinds[0])
     if len(kinds) > 1 and len(sizes) > 3:
@@ -137,7 +149,7 @@ def _enough_where(problem: Problem, usable: Sequence[tuple[NodeShortfall, int]],
             places = "the right places" if spec.segment_size is None else f"whole segments: {_in_domains(problem, usable, size)}"
             return f"{held} room for {count_of(room, 'bundle')}, {wanted} wanted, but not in {places}"
         return f"{held} room for {room} of {count_of(wanted, 'bundle')}{f', {resource} is short' if resource else ''}"
-    need = number(usable[0][0].needed[resource])
+    need = needed_text((entry.node for entry, _ in usable), resource, usable[0][0].needed[resource])
     unit = resource + "s" * (resource in ("CPU", spec.accelerator) and need != "1")
     state = "" if never else " free"
     if not have:
@@ -224,12 +236,13 @@ def _rows(group: Sequence[NodeShortfall], spec: ClusterSpec) -> list[tuple[str, 
         return [(name, "-", "-", "-", "-", "", entry.reason)]
     rows: list[tuple[str, ...]] = []
     for resource, needed in entry.needed.items():
-        free, total = entry.node.free.get(resource, 0.0), entry.node.total.get(resource, 0.0)
+        free, total = _amounts(entry.node, resource)
+        write = amount_writer(resource, needed, [free, total])
         holders = [
-            f"{number(holder.resources[resource])} by {holder_name(holder)}"
+            f"{write(holder.resources[resource])} by {holder_name(holder)}"
             for holder in entry.node.holders
             if holder.resources.get(resource, 0.0) > 5e-5
         ]
         mark = "!" if resource in entry.lacking else ""
-        rows.append((name if not rows else "", resource, number(needed), number(free), number(total), mark, ", ".join(holders)))
+        rows.append((name if not rows else "", resource, write(needed), write(free), write(total), mark, ", ".join(holders)))
     return rows
