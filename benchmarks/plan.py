@@ -1,7 +1,7 @@
 """What planning costs: 100, 1,000 and 10,000 nodes of 8 GPUs, logical nodes of 8 on half of them, every strategy.
 
 Each size is compared with the one ten times smaller in the same run: the growth is the ratio of their times by the ratio of their
-sizes, so 1.0 is linear. Planning is one thread that waits for nothing, so its CPU time is its time on a quiet machine. A minute in all.
+sizes, so 1.0 is linear. Planning is one thread that waits for nothing, so its CPU time is its time on a quiet machine. Two minutes in all.
 ``python benchmarks/plan.py [--rounds N] [--json]``
 """
 

@@ -43,7 +43,7 @@ class JobRow:
     overrides: tuple[str, ...]
     status: str  # one of STATUSES
     exit_code: int | None = None
-    mode: str | None = None  # up | plan
+    mode: str | None = None  # up | plan | prefetch
     simulated: bool | None = None
     physical_nodes: int | None = None  # that hold at least one bundle
     workers: int | None = None
