@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 P = ParamSpec("P")
+PAGE_WIDTH = 140  # columns of a drawing where the width is not known: in a file or a pipe it stays readable
 CLOSED = OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
@@ -131,7 +132,7 @@ class Screen:
 
     def grid(self, picture: Picture) -> None:
         """The drawing."""
-        self.show(render_grid(picture, width=self.width, color=self.color, ascii_only=self.ascii_only))
+        self.show(render_grid(picture, width=self.width or PAGE_WIDTH, color=self.color, ascii_only=self.ascii_only))
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int, int], None]]:

@@ -99,6 +99,15 @@ PLANNED: 6 bundles on 2 machines, nothing was created
     assert done.report["ray"]["kind"] == "file"
 
 
+def test_a_drawing_without_a_terminal_has_the_width_of_a_page(run_py: RunPy) -> None:
+    """A machine of 64 bundles is continued below."""
+    (run_py.folder / "cluster.yaml").write_text("nodes: [{resources: {CPU: 64}}]\n", encoding="utf-8")
+    done = run_py("mode=plan", "inventory=cluster.yaml", "cluster=local")
+    drawn = [line for line in done.out.splitlines() if "│" in line]
+    assert [line.split(" │")[-2].strip() for line in drawn] == ["21", "43", "63"]
+    assert max(map(len, drawn)) <= 140
+
+
 def test_plan_on_a_file_that_does_not_hold_it(run_py: RunPy) -> None:
     """A shortfall on a file gives exit 3 and what would fit; a rehearsal on a cluster made up to fit would say nothing of that file."""
     (run_py.folder / "cluster.yaml").write_text(INVENTORY, encoding="utf-8")
