@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import ray
 from attrs import frozen
@@ -131,6 +132,7 @@ def build_recipe(
                         nsight_workers=role.worker.nsight_workers,
                         nsight_dir=nsight_dir,
                         start_timeout_s=role.worker.start_timeout_s,
+                        tell=on_progress and partial(_say_of, on_progress, name),
                     )
                 )
             except PythonEnvError as error:
@@ -138,6 +140,10 @@ def build_recipe(
             say(f"{name}: {len(seats.bundles)} of {len(seats.bundles)} workers up")
         clusters = {name: owned[role.owner] for name, role in recipe.roles.items()}
         yield Recipe(spec=recipe, plan=plan, clusters=clusters, groups=groups, ray=ray_session)
+
+
+def _say_of(say: Progress, name: str, line: str) -> None:
+    say(f"{name}: {line}")
 
 
 def worker_target(worker: WorkerSpec) -> str:
