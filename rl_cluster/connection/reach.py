@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,12 @@ def resolve(spec: RaySpec) -> RaySpec:
     started. Errors as in :func:`address_in_reach`."""
     address = address_in_reach(spec)
     return attrs.evolve(spec, address=address, kind="local" if address is None and spec.kind == "auto" else spec.kind)
+
+
+def starts_here(spec: RaySpec) -> bool:
+    """Whether a Ray is to be started, so that all its nodes are this machine. Errors as in :func:`address_in_reach`."""
+    ray = sys.modules.get("ray")
+    return not (ray is not None and ray.is_initialized()) and address_in_reach(spec) is None
 
 
 def check_reachable(address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, where: str = "ray.address") -> None:

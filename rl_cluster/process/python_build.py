@@ -6,8 +6,9 @@ import logging
 import os
 import re
 import shutil
+import socket
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.process.node_work import NodeWork, on_nodes
 from rl_cluster.process.python_check import check_python, env_error
-from rl_cluster.python_env import SYSTEM, PythonPlan
+from rl_cluster.python_env import SYSTEM, PythonPlan, resolve_python
+from rl_cluster.schema import PythonSpec
 
-__all__ = ["build_each", "build_here", "build_on_nodes", "named"]
+__all__ = ["build_each", "build_here", "build_on_nodes", "look_ahead", "named"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,30 @@ def build_each(
         yield node, named(outcome, plan.where.removesuffix("python")) if isinstance(outcome, PythonEnvError) else outcome
 
 
+def look_ahead(pythons: Iterable[tuple[str, PythonSpec]]) -> None:
+    """What can be said of Pythons before a Ray is started, where all its nodes are this machine: uv, the project and its lock are there, or
+    the program of a command line. Starts nothing.
+
+    Args:
+        pythons: Each with the path of its keys in the config.
+
+    Raises:
+        PythonEnvError: One is not, in the words of the node.
+        ConfigError: A command line can't be read.
+    """
+    for where, spec in pythons:
+        plan, node = resolve_python(spec, where=where), socket.gethostname()
+        try:
+            if plan.uv is not None:
+                from rl_cluster.process.uv_build import look_at_project
+
+                look_at_project(plan, node=node)
+            elif plan.kind == "command":
+                _find_program(plan, node)
+        except PythonEnvError as error:
+            raise named(error, where.removesuffix("python")) from None
+
+
 def named(error: PythonEnvError, above: str) -> PythonEnvError:
     """The error with the keys as the config has them: nodes say ``python.executable``, a recipe has it above as ``policy.``"""
     head, separator, output = error.message.partition("\nLast lines of its output:\n")
@@ -122,6 +148,16 @@ def build_here(plan: PythonPlan, *, node: str, early: Mapping[str, str], tell: C
             asked = [built, *plan.uv.interpreter_args]
             check_python(asked, node=node, deadline_s=deadline_s, environ=os.environ, early={"PYTHONPATH": "", **early})
         return built
+    program = _find_program(plan, node)
+    tell(asks)
+    # Of a profiler's command line only the interpreter is asked; a wrapper of one's own is asked as a whole.
+    python = next((index for index, word in enumerate(plan.command) if _PYTHON.fullmatch(os.path.basename(word))), 0)
+    check_python(plan.command[python:], node=node, deadline_s=deadline_s, environ=os.environ, early=early)
+    return program
+
+
+def _find_program(plan: PythonPlan, node: str) -> str:
+    """Of a command line."""
     program = shutil.which(plan.command[0])
     if program is None:
         raise env_error(
@@ -131,8 +167,4 @@ def build_here(plan: PythonPlan, *, node: str, early: Mapping[str, str], tell: C
             got=f"no program {plan.command[0]!r} that can be run",
             fix="install it on that node, or leave the node out with cluster.exclude_nodes",
         )
-    tell(asks)
-    # Of a profiler's command line only the interpreter is asked; a wrapper of one's own is asked as a whole.
-    python = next((index for index, word in enumerate(plan.command) if _PYTHON.fullmatch(os.path.basename(word))), 0)
-    check_python(plan.command[python:], node=node, deadline_s=deadline_s, environ=os.environ, early=early)
     return program

@@ -9,6 +9,7 @@ an environment holds it as long as its process lives, so that nobody prunes it m
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shlex
 import shutil
@@ -43,7 +44,7 @@ from rl_cluster.process.uv_store import (
 from rl_cluster.process.worker_env import mask_text
 from rl_cluster.python_env import PythonPlan
 
-__all__ = ["Environment", "ensure_environment", "prepare_environment"]
+__all__ = ["Environment", "ensure_environment", "look_at_project", "prepare_environment"]
 
 PROGRESS_EVERY_S = 5.0
 
@@ -106,6 +107,17 @@ def prepare_environment(
     return Environment(python=python, built=builder.built, seconds=time.monotonic() - builder.started)
 
 
+def look_at_project(plan: PythonPlan, *, node: str) -> None:
+    """The first part of a build, which starts nothing: uv, the project and its lock are there.
+
+    Raises:
+        PythonEnvError: One is missing.
+    """
+    builder = _Builder(plan, None, math.inf, None, node)
+    builder.find_uv()
+    builder.look_at_project()
+
+
 class _Builder:
     """One attempt to have one environment: what it needs in every step."""
 
@@ -123,8 +135,8 @@ class _Builder:
         self.built = False
 
     def ensure(self) -> Path:
-        uv = self._find_uv()
-        self._look_at_project()
+        uv = self.find_uv()
+        self.look_at_project()
         try:
             key = environment_key(self.request, project_dir=self.project, base_python=self.base_python)
             self.local = [name for local in local_packages(self.request, project_dir=self.project) for name in local.names]
@@ -149,14 +161,14 @@ class _Builder:
             got = str(error) if str(self.root) in str(error) else f"{self.root}: {error}"
             raise self._error("must be a folder that can be written", got, fix, where="python.venv_dir") from error
 
-    def _find_uv(self) -> str:
+    def find_uv(self) -> str:
         # An installed `uv` package lies beside the interpreter, whose folder is not on PATH when the environment isn't activated.
         found = shutil.which(self.request.uv) or shutil.which(self.request.uv, path=os.path.dirname(sys.executable))
         if not found:
             raise self._error("uv must be installed", f"no program {self.request.uv!r} on PATH", "pip install uv on every node")
         return found
 
-    def _look_at_project(self) -> None:
+    def look_at_project(self) -> None:
         if not any((folder / "pyproject.toml").is_file() for folder in (self.project, *self.project.parents)):
             raise self._error(
                 "must be a uv project on every node",

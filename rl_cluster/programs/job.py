@@ -18,6 +18,7 @@ from rl_cluster.plan import close_spec, plan_layout
 from rl_cluster.planning.layout import Layout, Shortfall
 from rl_cluster.planning.naming import count_of
 from rl_cluster.process.nsight import check_patterns
+from rl_cluster.process.python_build import look_ahead
 from rl_cluster.process.records import WorkerRecord
 from rl_cluster.process.worker_env import check_env
 from rl_cluster.programs.hold import hold_until_interrupted
@@ -92,6 +93,8 @@ class ClusterRun(Run):
         state.spec = attrs.evolve(self.spec, cluster=cluster)
         screen.tell(f"planning on {inventory.source}: {count_of(len(inventory.living), 'machine')}")
         state.layout = self._layout_or_raise(cluster, inventory, kind=planned_on(state.ray["kind"], asked=self.spec.ray.kind))
+        if state.ray["kind"] in ("simulated", "local"):
+            look_ahead([("python", self.spec.python)])
         state.mark("planned")
         for warning in state.layout.warnings:
             screen.tell(f"warning: {warning}")
@@ -142,10 +145,12 @@ class ClusterRun(Run):
             check_target(spec.worker)
         to_simulate = inventory_to_simulate(spec) if spec.ray.kind == "simulated" else None
         ray = reach.resolve(spec.ray)
-        if to_simulate is None and ray.address is None:
-            here = session.this_machine(spec.ray)
-            # asked before a Ray is started: what does not fit is said at once
-            self._layout_or_raise(close_spec(spec.cluster, here), here, kind=planned_on("local", asked=spec.ray.kind))
+        if ray.address is None:
+            if to_simulate is None:
+                here = session.this_machine(spec.ray)
+                # asked before a Ray is started: what does not fit is said at once
+                self._layout_or_raise(close_spec(spec.cluster, here), here, kind=planned_on("local", asked=spec.ray.kind))
+            look_ahead([("python", spec.python)])
         with ExitStack() as held:
             held.callback(interrupts.ending)
             starts = to_simulate is not None and not session.simulation_runs(spec.ray, to_simulate)
@@ -193,6 +198,7 @@ class ClusterRun(Run):
                         nsight_dir=self.files.profiles,
                         start_timeout_s=spec.worker.start_timeout_s,
                         on_progress=on_progress,
+                        tell=screen.tell,
                     )
                 )
             held.callback(interrupts.ending)

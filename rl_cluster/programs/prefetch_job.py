@@ -13,13 +13,15 @@ from rl_cluster.config_files.recipe_spec import RecipeSpec
 from rl_cluster.errors import EXIT_OK, ResourceInsufficientError
 from rl_cluster.ground.interrupts import Interrupts
 from rl_cluster.planning.naming import count_of
+from rl_cluster.process.python_build import look_ahead
 from rl_cluster.process.python_prefetch import Prefetched, Requests, plans_to_prefetch, prefetch, requests_on, unfinished
 from rl_cluster.programs.job import inventory_to_simulate
 from rl_cluster.programs.recipe_job import recipe_of, run_alone
 from rl_cluster.programs.rehearsal import planned_on, through_recipe, with_rehearsal
 from rl_cluster.programs.runs import Run, RunState, connected
+from rl_cluster.python_env import resolve_python
 from rl_cluster.recipes.recipe_plan import error_of_role
-from rl_cluster.schema import ClusterSpec, PythonSpec
+from rl_cluster.schema import ClusterSpec, PythonSpec, RaySpec
 from rl_cluster.views.screen import Screen
 from rl_cluster.views.table import render_prefetched, render_prefetched_verdict, render_verdict
 
@@ -48,7 +50,7 @@ class PrefetchRun(Run):
         state.recipe = None if spec.recipe is None else recipe_of(spec, self.overrides)
         wanted = [("python", spec.cluster, spec.python)] if state.recipe is None else wanted_by(state.recipe)
         try:
-            prefetch_all(wanted, self._open_ray, state, self.screen, interrupts, modules_in=self.modules_in)
+            prefetch_all(wanted, spec.ray, self._open_ray, state, self.screen, interrupts, modules_in=self.modules_in)
         except ResourceInsufficientError as error:
             told = error if state.recipe is None else through_recipe(error_of_role(state.recipe, error), spec.recipe_overrides)
             raise with_rehearsal(told, self.overrides, kind=planned_on(state.ray["kind"], asked=spec.ray.kind)) from error
@@ -91,6 +93,7 @@ def wanted_by(recipe: RecipeSpec) -> list[tuple[str, ClusterSpec, PythonSpec]]:
 
 def prefetch_all(
     wanted: Sequence[tuple[str, ClusterSpec, PythonSpec]],
+    ray: RaySpec,
     open_ray: Callable[[Watch], AbstractContextManager[RaySession]],
     state: PrefetchState,
     screen: Screen,
@@ -105,7 +108,12 @@ def prefetch_all(
         ResourceInsufficientError: No node could hold a bundle of a cluster.
         PythonEnvError: A node failed; the others are done by then.
     """
-    plans_to_prefetch([(path, python) for path, _, python in wanted])
+    from rl_cluster.connection import reach
+
+    pythons = [(path, python) for path, _, python in wanted]
+    plans_to_prefetch(pythons)
+    if reach.starts_here(ray):
+        look_ahead([(path, python) for path, python in pythons if resolve_python(python, where=path).needs_build])
     with ExitStack() as held:
         held.callback(interrupts.ending)
         screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")

@@ -97,7 +97,7 @@ def _prefetch(
     def open_ray(watch: Watch) -> contextlib.AbstractContextManager[RaySession]:
         return open_recipe_ray(recipe, inventory=inventory, warn=lambda notes: state.warn(notes, screen), watch=watch)
 
-    prefetch_all(wanted_by(recipe), open_ray, state, screen, interrupts, modules_in=modules_in)
+    prefetch_all(wanted_by(recipe), recipe.ray or RaySpec(), open_ray, state, screen, interrupts, modules_in=modules_in)
     screen.show(render_prefetched_verdict(state.rows, simulated=state.simulated))
 
 

@@ -12,8 +12,9 @@ from rl_cluster.inventory import Inventory
 from rl_cluster.planning.layout import Shortfall
 from rl_cluster.planning.naming import count_of
 from rl_cluster.planning.simulated_inventory import inventory_of_file, simulated_inventory_for_all
+from rl_cluster.process.python_build import look_ahead
 from rl_cluster.recipes.recipe_plan import RecipePlan, check_seats, plan_recipe, shortfall_error
-from rl_cluster.schema import RaySpec
+from rl_cluster.schema import PythonSpec, RaySpec
 
 Connected = Callable[[RaySpec], AbstractContextManager[object]]
 
@@ -47,6 +48,9 @@ def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None, *, co
         recipe: The roles, and which Ray.
         inventory: The file.
         connected: How to connect to a Ray for the look at it.
+
+    Raises:
+        PythonEnvError: All nodes are this machine, and it lacks what the Python of a role needs.
     """
     if inventory is not None:
         from rl_cluster.planning.inventory_file import load_inventory
@@ -56,6 +60,7 @@ def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None, *, co
     ray = sys.modules.get("ray")
     is_connected = ray is not None and ray.is_initialized()
     if spec.kind == "simulated" and not is_connected:
+        look_ahead(_pythons(recipe))
         return nodes_to_simulate(recipe)
     from rl_cluster.connection import reach, session
 
@@ -65,26 +70,37 @@ def inventory_to_plan_on(recipe: RecipeSpec, inventory: str | None = None, *, co
     if spec.address is not None:
         with (connected or session.open_ray)(spec):
             return session.look_around(holders=True)
+    look_ahead(_pythons(recipe))
     return session.this_machine(spec)
 
 
 def check_this_machine(recipe: RecipeSpec) -> None:
-    """Where a local Ray would be started: whether this machine is large enough, before that takes its seconds.
+    """Where a Ray would be started here: whether this machine has what the Pythons of the roles need, and for a local one whether it is
+    large enough, before that takes its seconds.
 
     Raises:
         ResourceInsufficientError: It is not.
+        PythonEnvError: It has not; says which role's key.
     """
     spec = recipe.ray or RaySpec()
     ray = sys.modules.get("ray")
-    if spec.kind == "simulated" or (ray is not None and ray.is_initialized()):
+    if ray is not None and ray.is_initialized():
         return
-    from rl_cluster.connection import reach, session
+    if spec.kind != "simulated":
+        from rl_cluster.connection import reach, session
 
-    spec = reach.resolve(spec)
-    if spec.address is None:
+        spec = reach.resolve(spec)
+        if spec.address is not None:
+            return
         answer = plan_recipe(recipe, session.this_machine(spec))
         if isinstance(answer, Shortfall):
             raise shortfall_error(answer)
+    look_ahead(_pythons(recipe))
+
+
+def _pythons(recipe: RecipeSpec) -> list[tuple[str, PythonSpec]]:
+    """What workers are to run, with the path of its key."""
+    return [(f"{role.path}.python", role.python) for role in recipe.roles.values() if role.worker is not None and role.python is not None]
 
 
 def nodes_to_simulate(recipe: RecipeSpec, inventory: str | None = None) -> Inventory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,42 @@ def test_nothing_to_build_is_an_error_before_ray_is_started(run_py: RunPy) -> No
     )
     assert "connecting" not in done.err
     assert done.report["prefetched"] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["ray=simulated"], id="up"),
+        pytest.param(["mode=plan", "ray=local"], id="plan", marks=pytest.mark.slow),
+        pytest.param(["mode=prefetch", "ray=simulated"], id="prefetch", marks=pytest.mark.slow),
+    ],
+)
+def test_a_project_that_is_not_there_is_an_error_before_ray_is_started(run_py: RunPy, words: list[str]) -> None:
+    """Where the nodes are this machine; a plan for it says the same, and no layout is called planned."""
+    done = run_py(*words, "python=base", "python.project_dir=/nope")
+    assert (done.code, done.report["error"]["type"]) == (4, "PythonEnvError")
+    assert (
+        f"python.project_dir on node {socket.gethostname()}: must be a uv project on every node, got no pyproject.toml in /nope" in done.err
+    )
+    assert "starting" not in done.err
+    assert "PLANNED" not in done.out
+
+
+@pytest.mark.slow
+def test_a_run_says_what_is_built_and_for_whom_it_waits(run_py: RunPy, ground: Path) -> None:
+    """Every few seconds, while another run builds the same; of a recipe with the name of the role."""
+    (ground / "ground.gate").touch()
+    builder = run_py.start("ray=simulated", "cluster=1x8", "cluster.gpus_per_node=1", "python=base", *python_of(ground)[:2])
+    builder.until(
+        lambda: "Python BASE: ready on 0 of 1 node after " in builder.err and " builds the Python environment demo-" in builder.err
+    )
+    (run_py.folder / "r.yaml").write_text(
+        f"policy: {{cluster: {{gpus_per_node: 1}}, worker: {{}}, python: "
+        f"{{executable: BASE, project_dir: {ground}/demo, venv_dir: {ground}/envs}}}}",
+        encoding="utf-8",
+    )
+    waiter = run_py.start("recipe=r.yaml", "ray=simulated")
+    waiter.until(lambda: "policy: Python BASE: ready on 0 of 1 node after " in waiter.err and "(built by process " in waiter.err)
+    assert ": waits for the Python environment demo-" in waiter.err
+    (ground / "ground.gate").unlink()
+    assert [running.done().code for running in (builder, waiter)] == [0, 0]
