@@ -49,7 +49,7 @@ def run_recipe(
     Returns:
         The exit code: 0 done, 1 bad config, 3 not enough resources, 4 a worker or a check failed, 130 Ctrl-C, 143 SIGTERM.
     """
-    is_open, screen = ready_streams(), Screen()
+    is_open, screen = ready_streams(), Screen(logs=False)  # the log is the host's
     with orderly_interrupts() as interrupts:
         interrupts.when_stuck(lambda error, why: say(last_words_of(error, why)))
         recipe: RecipeSpec | None = None
@@ -124,7 +124,7 @@ def _up(
         )
         ray_session = held.enter_context(opened)
         held.callback(interrupts.ending)
-        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))  # not by logging, which is the host's
+        built = held.enter_context(build_recipe(recipe, ray_session=ray_session, on_progress=say))
         held.callback(interrupts.ending)  # called before the giving back begins
         answer = train(built)
         for group in built.groups.values():

@@ -106,9 +106,14 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
 
 
 class Screen:
-    """Where a run shows things: results on standard output, what is going on on standard error."""
+    """Where a run shows things: results on standard output, what is going on on standard error.
 
-    def __init__(self) -> None:
+    Args:
+        logs: Whether what is going on also goes to the log: in a program of somebody else's that would be shown twice.
+    """
+
+    def __init__(self, *, logs: bool = True) -> None:
+        self._logs = logs
         terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self.color = terminal and os.environ.get("TERM") != "dumb"
         # 0 is a terminal that does not say its width (before Python 3.11 it comes through)
@@ -126,8 +131,9 @@ class Screen:
         self.show(text)
 
     def tell(self, text: str) -> None:
-        """What is going on; goes to the log as well."""
-        logger.info(text)
+        """What is going on."""
+        if self._logs:
+            logger.info(text)
         say(text)
 
     def grid(self, picture: Picture) -> None:

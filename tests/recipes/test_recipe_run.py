@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -220,3 +221,14 @@ def test_overrides_need_a_recipe(folder: Path) -> None:
     """They would change nothing."""
     code, _, err = run(folder, ROOT / "run.py", 'recipe_overrides=["a=1"]', "mode=plan")
     assert (code, err) == (1, "recipe_overrides: must be left out without a recipe, got ['a=1']. Fix: write recipe=FILE\n")
+
+
+def test_what_is_told_comes_once(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """In a program of somebody else's, whose logging may show it as well, on standard error; in run.py also in the log."""
+    from rl_cluster.views.screen import Screen
+
+    with caplog.at_level(logging.INFO):
+        Screen(logs=False).tell("builds")
+        assert (capsys.readouterr().err, caplog.messages) == ("builds\n", [])
+        Screen().tell("places")
+        assert (capsys.readouterr().err, caplog.messages) == ("places\n", ["places"])
