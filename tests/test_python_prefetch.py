@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,15 +92,19 @@ def test_the_table_and_the_last_line() -> None:
         Prefetched("2", "10.0.0.2", "b", "BASE", "ready", 0.01, "/envs/demo-1"),
     ]
     failed = Prefetched(
-        "2", "10.0.0.2", "b", "VLLM", "failed", 3.0, error="python.executable on node b: must, got x (command: y). Fix: z\nmore"
+        "2", "10.0.0.2", "b", "VLLM", "failed", 3.0, error="python.venv_dir on node 2 (b, ::1): must, got x: y (command: z). Fix: a\nmore"
     )
     assert render_prefetched([*rows, failed]).splitlines() == [
-        "state   seconds  address   python  folder",
-        "built      12.3  10.0.0.1  BASE    /envs/demo-1",
-        "ready       0.0  10.0.0.2  BASE    /envs/demo-1",
-        "failed      3.0  10.0.0.2  VLLM    python.executable on node b: must, got x",
+        "state   seconds  address   python  folder        error",
+        "built      12.3  10.0.0.1  BASE    /envs/demo-1  -",
+        "ready       0.0  10.0.0.2  BASE    /envs/demo-1  -",
+        "failed      3.0  10.0.0.2  VLLM    -             python.venv_dir: must, got x: y",
     ]
+    assert render_prefetched(rows).splitlines()[0] == "state  seconds  address   python  folder"
     assert render_prefetched_verdict(rows, simulated=False) == "PREFETCHED: 1 environment on 2 machines, 1 built, 1 ready already"
+    assert render_prefetched_verdict([*rows, failed], simulated=True) == (
+        "FAILED: 2 environments on 2 machines, 1 built, 1 ready already, 1 failed (simulated)"
+    )
 
 
 # --- with a Ray ---
@@ -155,14 +160,20 @@ def test_all_nodes_are_warmed_while_others_hold_them_and_a_failure_names_its_nod
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.skipif(find_uv() is None, reason="no uv (pip install uv)")
-def test_a_recipe_that_is_a_program_can_be_prefetched(ground: Path, warmed_nodes: None, capfd: pytest.CaptureFixture[str]) -> None:
-    """``mode=prefetch`` of its own config builds, and does not train."""
+def test_a_recipe_that_is_a_program_can_be_prefetched(
+    ground: Path, warmed_nodes: None, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """``mode=prefetch`` of its own config builds, and does not train; what it says does not come by the program's own logging, too."""
     from rl_cluster import run_recipe
 
     cluster = {"gpus_per_node": 0, "bundles_per_node": 1, "use_head": "always"}
     config = {"mode": "prefetch", "policy": {"cluster": cluster, "python": {"executable": "VLLM", "project_dir": str(ground / "demo")}}}
-    assert run_recipe(config, lambda recipe: pytest.fail("it trains")) == 0
-    assert capfd.readouterr().out.splitlines()[-1] == "PREFETCHED: 1 environment on 2 machines, 2 built, 0 ready already"
+    with caplog.at_level(logging.INFO):
+        assert run_recipe(config, lambda recipe: pytest.fail("it trains")) == 0
+    shown = capfd.readouterr()
+    assert shown.out.splitlines()[-1] == "PREFETCHED: 1 environment on 2 machines, 2 built, 0 ready already"
+    assert "building Python environments on 2 of 2 machines" in shown.err
+    assert [record for record in caplog.records if record.getMessage() in shown.err] == []
 
 
 def test_a_role_that_is_only_to_be_built_has_no_workers() -> None:

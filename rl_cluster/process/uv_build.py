@@ -264,7 +264,7 @@ class _Builder:
             log=self.log,
             deadline=self.deadline,
             tick_s=PROGRESS_EVERY_S,
-            tick=lambda: self.progress(f"{begun}, {self._elapsed():.0f} s: {last_lines(self.log, start, 1)}"),
+            tick=lambda: self.progress(f"{begun}, {self._elapsed():.0f} s: {last_lines(self.log, start, 1).strip()}"),
         )
         if code is None:
             rule = f"it must be ready within {self._budget():g} s"

@@ -64,9 +64,11 @@ class PrefetchRun(Run):
 
     def last_line(self, failed: str | None) -> str:
         """The verdict."""
-        if failed is not None:
+        rows = unfinished(self.state.requests, self.state.rows)
+        states = {row.state for row in rows}
+        if failed is not None and ("failed" not in states or "unfinished" in states):
             return render_verdict([], simulated=self.state.simulated, error=failed)
-        return render_prefetched_verdict(self.state.rows, simulated=self.state.simulated)
+        return render_prefetched_verdict(rows, simulated=self.state.simulated)  # the causes stand in the table and in the error
 
     def _open_ray(self, watch: Watch) -> AbstractContextManager[RaySession]:
         if self.state.recipe is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ HEADERS = ("rank", "node", "address", "GPUs", "CPUs", "memory", "Python", "pid")
 RIGHT = {"rank", "node", "pid"}
 LEAST_PYTHON = 12  # columns that the interpreter's path keeps on a narrow page
 GAP = 2
+_ON_NODE = re.compile(r" on node \S+?( \(.*?\))?: ")  # in an error's first line
 
 
 def render_table(workers: Mapping[str, Any] | Sequence[WorkerRecord], *, width: int | None = None, color: bool = False) -> str:
@@ -138,8 +140,11 @@ def render_prefetched(rows: Sequence[Prefetched]) -> str:
     """The table of environments and nodes: what became of each."""
     if not rows:
         return "none"
-    headers = ("state", "seconds", "address", "python", "folder")
-    cells = [(row.state, f"{row.seconds:.1f}", row.address, row.python, row.folder or _said(row.error)) for row in rows]
+    headers = ["state", "seconds", "address", "python", "folder"]
+    cells = [[row.state, f"{row.seconds:.1f}", row.address, row.python, row.folder or "-"] for row in rows]
+    if any(row.error for row in rows):
+        headers.append("error")
+        cells = [[*line, _cause(row.error)] for line, row in zip(cells, rows, strict=True)]
     widths = [max(len(header), *(len(line[index]) for line in cells)) for index, header in enumerate(headers)]
     return "\n".join(
         (" " * GAP)
@@ -149,16 +154,20 @@ def render_prefetched(rows: Sequence[Prefetched]) -> str:
     )
 
 
-def _said(error: str | None) -> str:
-    return error.splitlines()[0].partition(" (command: ")[0] if error else "-"
+def _cause(error: str | None) -> str:
+    """The key, the rule and the value, without the node, which the row names, and the command and the fix, which the error below names."""
+    return _ON_NODE.sub(": ", error.splitlines()[0].partition(" (command: ")[0], count=1) if error else "-"
 
 
 def render_prefetched_verdict(rows: Sequence[Prefetched], *, simulated: bool) -> str:
-    """The last line of mode ``prefetch``: ``PREFETCHED: 2 environments on 3 machines, 4 built, 2 ready already``."""
+    """The last line of mode ``prefetch``: ``PREFETCHED: 2 environments on 3 machines, 4 built, 2 ready already``.
+
+    Where some failed it begins with ``FAILED`` and ends with their number.
+    """
     environments, machines = len({row.python for row in rows}), len({row.node_id for row in rows})
-    built = sum(row.state == "built" for row in rows)
-    suffix = " (simulated)" if simulated else ""
+    built, failed = (sum(row.state == state for row in rows) for state in ("built", "failed"))
     return (
-        f"PREFETCHED: {count_of(environments, 'environment')} on {count_of(machines, 'machine')}, "
-        f"{built} built, {len(rows) - built} ready already{suffix}"
+        f"{'FAILED' if failed else 'PREFETCHED'}: {count_of(environments, 'environment')} on {count_of(machines, 'machine')}, "
+        f"{built} built, {len(rows) - built - failed} ready already"
+        f"{f', {failed} failed' if failed else ''}{' (simulated)' if simulated else ''}"
     )
