@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rl_cluster.config_files.recipe_spec import recipe_from_config
+from rl_cluster.config_files.recipe_spec import RecipeSpec, recipe_from_config
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.process.python_build import look_ahead
+from rl_cluster.recipes.recipe import build_recipe
 from rl_cluster.recipes.recipe_preview import check_this_machine, plan_on
 from rl_cluster.schema import PythonSpec
 
@@ -63,6 +64,12 @@ def test_what_is_there_is_passed(project: Path) -> None:
     look_ahead([("python", PythonSpec(executable=word, project_dir=str(project))) for word in words])
 
 
+def enter(recipe: RecipeSpec) -> None:
+    """Build it, where that fails."""
+    with build_recipe(recipe):
+        pytest.fail("it was built")
+
+
 @pytest.mark.parametrize("kind", ["simulated", "local"])
 def test_a_recipe_is_told_the_key_of_the_role(tmp_path: Path, kind: str) -> None:
     """Where a Ray would be started for it, and where it is only planned; a role without workers runs nothing."""
@@ -70,7 +77,7 @@ def test_a_recipe_is_told_the_key_of_the_role(tmp_path: Path, kind: str) -> None
     python = {"executable": "BASE", "project_dir": str(tmp_path)}
     role = {"cluster": cluster, "python": python}
     recipe = recipe_from_config({"ray": {"kind": kind}, "policy": {**role, "worker": {}}})
-    for look in (check_this_machine, plan_on):
+    for look in (check_this_machine, plan_on, enter):
         with pytest.raises(PythonEnvError, match=rf"^policy\.python\.project_dir on node {HERE}: must be a uv project"):
             look(recipe)
     without = recipe_from_config({"ray": {"kind": kind}, "policy": role})

@@ -23,7 +23,7 @@ from rl_cluster.process.python_build import named
 from rl_cluster.process.records import WorkerRecord
 from rl_cluster.python_env import disable_rays_uv_hook
 from rl_cluster.recipes.recipe_plan import RecipePlan, build_recipe_picture, check_seats, seat_roles
-from rl_cluster.recipes.recipe_preview import nodes_to_simulate
+from rl_cluster.recipes.recipe_preview import check_this_machine, nodes_to_simulate
 from rl_cluster.schema import NumaSpec, RaySpec, WorkerSpec
 from rl_cluster.views.picture import Picture
 from rl_cluster.virtual_cluster import RayVirtualCluster
@@ -100,6 +100,7 @@ def build_recipe(
     say: Progress = on_progress or (lambda _: None)
     with contextlib.ExitStack() as held:
         if ray_session is None:
+            check_this_machine(recipe)
             ray_session = held.enter_context(open_recipe_ray(recipe))
         here = session.look_around()
         specs = {name: close_spec(spec, here) for name, spec in recipe.clusters.items()}
