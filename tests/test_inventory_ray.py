@@ -19,7 +19,7 @@ from rl_cluster.planning.inventory_dump import dump_inventory
 from rl_cluster.planning.inventory_file import load_inventory, parse_inventory
 from rl_cluster.schema import ClusterSpec
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 pytest.importorskip("ray.cluster_utils")  # not "ray": a folder of that name would do for it
 
@@ -153,7 +153,6 @@ def test_the_command_says_in_one_line_that_nothing_answers() -> None:
     assert errors.getvalue().count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_node_that_goes_is_draining_and_then_dead(address: str) -> None:
     """A node that Ray drains (a preemption notice) keeps its actors and is no longer planned on; when they have ended it is dead."""
     from ray._raylet import GcsClient

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from run_py import RUN_PY, RunPy
 
@@ -58,6 +59,7 @@ def test_cfg_job_prints_the_config(run_py: RunPy) -> None:
     assert list(run_py.folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_completion_in_bash(run_py: RunPy) -> None:
     """What `-sc install=bash` prints makes bash complete the words of `python run.py` with options of a group, keys, and groups."""
     asked = ["cluster=2x", "cluster.strat", "ray"]

@@ -127,7 +127,7 @@ def test_plan_on_a_file_that_is_not_there(run_py: RunPy) -> None:
     assert (done.code, done.err, done.last_line) == (1, f"{problem}\n", f"FAILED: {problem}")
 
 
-@pytest.mark.parametrize("mode", ["plan", "up"])
+@pytest.mark.parametrize("mode", [pytest.param("plan", marks=pytest.mark.slow), "up"])
 def test_cluster_that_this_machine_cannot_hold(run_py: RunPy, mode: str) -> None:
     """No cluster in reach and too little here: exit 3, with needed and there in numbers, and the command that rehearses it."""
     words = ["cluster=2x8_spread", "numa.membind=false", *(["mode=plan"] if mode == "plan" else [])]
@@ -148,6 +148,7 @@ def test_cluster_that_this_machine_cannot_hold(run_py: RunPy, mode: str) -> None
     assert validate_report(done.report) == []
 
 
+@pytest.mark.slow
 def test_the_rehearsal_keeps_a_config_dir(run_py: RunPy) -> None:
     """The suggested command has all that was typed but the choice of a Ray, so that it finds the same option; and it works."""
     options = run_py.folder / "conf" / "cluster"

@@ -13,7 +13,7 @@ from running_cluster import RunningCluster
 
 from rl_cluster.views.report import validate_report
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 TWO_OF_TWO = ("cluster=2x8_spread", "cluster.gpus_per_node=2", "numa.membind=false")
 WORKERS = """
@@ -74,7 +74,6 @@ def test_plan_creates_nothing_and_up_builds_the_same(run_py: RunPy, untouched: R
     assert [worker["node_id"] for worker in built.report["workers"]] == [nodes[0]] * 2 + [nodes[1]] * 2
 
 
-@pytest.mark.slow
 def test_sweep_gives_back_between_jobs(run_py: RunPy, untouched: RunningCluster) -> None:
     """Each job of a sweep finds all resources free again, also after one that failed; the worst exit code is the sweep's."""
     words = ("cluster.num_nodes=3", "cluster.gpus_per_node=1", "cluster.timeout_s=1", "cluster=2x8_spread")
@@ -108,7 +107,6 @@ def test_users_class_in_every_worker(run_py: RunPy, untouched: RunningCluster) -
         assert (worker["group"], worker["name"]) == ("adder", f"adder-{worker['node_idx']}-{worker['bundle_idx']}")
 
 
-@pytest.mark.slow
 def test_method_that_raises(run_py: RunPy, untouched: RunningCluster) -> None:
     """One line with rank, machine and error, exit 4; the traceback of the worker is in the log, not on the screen."""
     (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
@@ -122,7 +120,6 @@ def test_method_that_raises(run_py: RunPy, untouched: RunningCluster) -> None:
     assert done.report["error"]["type"] == "WorkerError"
 
 
-@pytest.mark.slow
 def test_worker_that_dies(run_py: RunPy, untouched: RunningCluster) -> None:
     """A worker's process that is gone is named with its rank, exit 4; what Ray itself says of it has no colours in a pipe."""
     (run_py.folder / "adders.py").write_text(WORKERS, encoding="utf-8")
@@ -164,7 +161,6 @@ session.snapshot_inventory = slowly
 RECIPE = "policy: {cluster: {num_nodes: 1, gpus_per_node: 1}, worker: {}}\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [False, True], ids=["cluster", "recipe"])
 def test_sigterm_while_a_plan_looks(run_py: RunPy, untouched: RunningCluster, recipe: bool) -> None:
     """One line and exit 143; Ray's own handler, which prints a stack and aborts, does not come in between."""
@@ -177,7 +173,6 @@ def test_sigterm_while_a_plan_looks(run_py: RunPy, untouched: RunningCluster, re
     assert (done.code, done.err) == (143, "now\ninterrupted by SIGTERM; everything was given back\n")
 
 
-@pytest.mark.slow
 def test_a_sweep_uses_it_as_it_is(run_py: RunPy, untouched: RunningCluster) -> None:
     """A sweep starts nothing: its jobs run one after the other on the running cluster, each finds all of it free and leaves it so."""
     words = ("cluster.gpus_per_node=2", "cluster.strategy=SPREAD,STRICT_SPREAD,PACK", f"ray.address={untouched.address}")

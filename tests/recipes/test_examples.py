@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_embedding import clean_env, install
+from installing import clean_env, install
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAST_LINES = {

@@ -113,6 +113,7 @@ def test_a_string_where_the_node_was_leads_to_the_option_syntax(run: Run, recipe
     assert run(recipe, "cluster@policy.cluster=2x8_pack").stdout == "[8, 8] PACK {} | [8] {'pool': 'spot'} | True\n"
 
 
+@pytest.mark.slow
 def test_a_glob_sweep_runs_exactly_the_option_files(run: Run, recipe: Path) -> None:
     """No schema among them."""
     done = run(recipe, "-m", "cluster@policy.cluster=glob(*)", "policy.cluster.gpus_per_node=8", "hydra.sweep.dir=sweep")

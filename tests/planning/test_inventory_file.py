@@ -13,7 +13,7 @@ from rl_cluster.plan import Layout, plan_layout
 from rl_cluster.planning.inventory_file import NODE_KEYS, load_inventory, parse_inventory
 from rl_cluster.schema import ClusterSpec
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "inventories"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "inventories"
 
 
 def test_a_file_says_nodes(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parent.parent / "docs" / "drawings.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "drawings.py"
 
 
 def test_the_drawings_are_the_programs_own() -> None:

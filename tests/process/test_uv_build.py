@@ -94,6 +94,7 @@ def start_builder(tmp_path: Path, project: Path) -> Iterator[Callable[..., subpr
         process.communicate()
 
 
+@pytest.mark.slow
 def test_base_and_vllm_are_two_environments_each_with_its_own_packages(tmp_path: Path) -> None:
     """The extra is importable in VLLM's environment and not in BASE's; both run the real ray and rl_cluster with this Python."""
     project = make_project(tmp_path)
@@ -171,8 +172,8 @@ def _change(package: Path, old: str, new: str) -> None:
     "line",
     [
         pytest.param("uv run --locked --extra vllm", id="dependency"),
-        pytest.param("uv run --locked --extra vllm --offline", id="offline"),
-        pytest.param("uv run --extra vllm", id="not-locked"),
+        pytest.param("uv run --locked --extra vllm --offline", id="offline", marks=pytest.mark.slow),
+        pytest.param("uv run --extra vllm", id="not-locked", marks=pytest.mark.slow),
         pytest.param("uv run --locked --with ../standin", id="with"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The text drawings, against golden files. ``python tests/test_grid.py`` writes the files anew."""
+"""The text drawings, against golden files. ``python tests/views/test_grid.py`` writes the files anew."""
 
 from __future__ import annotations
 

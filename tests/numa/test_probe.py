@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "numa"))
 from made_up_machine import make_machine, write
 
 from rl_cluster import probe

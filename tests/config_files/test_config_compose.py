@@ -52,7 +52,7 @@ def app(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """A Hydra app of the user's side of the door, as a process of its own."""
     script = tmp_path / "app.py"
     script.write_text(APP, encoding="utf-8")
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

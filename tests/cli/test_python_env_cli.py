@@ -117,7 +117,7 @@ def test_an_environment_that_a_process_holds_is_kept_until_it_ends(tmp_path: Pat
     """A worker's lock keeps its environment where no library below the folder is mapped, and where /proc shows nothing of it."""
     folder = make_environment(tmp_path, "old", unused_days=400)
     command = [sys.executable, "-c", HOLDS_IT, str(folder)]
-    environ = {**os.environ, "PYTHONPATH": str(Path(python_env_cli.__file__).parent.parent)}
+    environ = {**os.environ, "PYTHONPATH": str(Path(python_env_cli.__file__).parents[2])}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as worker:
         assert worker.stdout
         forked = int(worker.stdout.readline())
