@@ -70,12 +70,14 @@ class PrefetchRun(Run):
             return render_verdict([], simulated=self.state.simulated, error=failed)
         return render_prefetched_verdict(rows, simulated=self.state.simulated)  # the causes stand in the table and in the error
 
+    def _warn(self, notes: Sequence[str]) -> None:
+        self.state.warn(notes, self.screen)
+
     def _open_ray(self, watch: Watch) -> AbstractContextManager[RaySession]:
         if self.state.recipe is not None:
             from rl_cluster.recipes.recipe import open_recipe_ray
 
-            warn: Callable[[Sequence[str]], object] = lambda notes: self.state.warn(notes, self.screen)  # noqa: E731
-            return open_recipe_ray(self.state.recipe, inventory=self.spec.inventory, warn=warn, watch=watch)
+            return open_recipe_ray(self.state.recipe, inventory=self.spec.inventory, warn=self._warn, watch=watch)
         from rl_cluster.connection import session
         from rl_cluster.python_env import disable_rays_uv_hook
 
@@ -83,7 +85,7 @@ class PrefetchRun(Run):
         ray = self.spec.ray
         simulated = inventory_to_simulate(self.spec) if ray.kind == "simulated" else None
         if simulated is not None:
-            self.state.warn(simulated.notes, self.screen)
+            self._warn(simulated.notes)
         return session.open_ray(ray, simulated=simulated, watch=watch)
 
 
