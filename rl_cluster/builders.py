@@ -19,12 +19,12 @@ from rl_cluster.connection import session
 from rl_cluster.connection.session import RaySession
 from rl_cluster.errors import ConfigError, ResourceInsufficientError
 from rl_cluster.ground.arguments import check_names
+from rl_cluster.ground.secrets import mask_text
 from rl_cluster.numa.callback import Binding
 from rl_cluster.placing.placement import Progress, place_all
 from rl_cluster.planning.layout import Shortfall, error_at
 from rl_cluster.planning.simulated_inventory import simulated_inventory_for_all
 from rl_cluster.process.python_prefetch import Prefetched, plans_to_prefetch, prefetch, requests_on
-from rl_cluster.process.worker_env import mask_text
 from rl_cluster.python_env import resolve_python
 from rl_cluster.schema import ClusterSpec, EnvSpec, NumaSpec, PythonSpec, RaySpec
 from rl_cluster.virtual_cluster import RayVirtualCluster

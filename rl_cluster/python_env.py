@@ -17,8 +17,8 @@ from collections.abc import Mapping, MutableMapping
 from attrs import field, frozen
 
 from rl_cluster.errors import ConfigError
+from rl_cluster.ground.secrets import mask_text
 from rl_cluster.process.uv_request import UvRequest, is_uv_run, parse_uv_run
-from rl_cluster.process.worker_env import mask_text
 from rl_cluster.schema import PythonSpec
 
 __all__ = ["BASE", "SYSTEM", "VLLM", "PythonPlan", "disable_rays_uv_hook", "resolve_python"]

@@ -12,6 +12,7 @@ from typing import NoReturn
 from attrs import frozen
 
 from rl_cluster.ground.rules import RuleBroken, near_word
+from rl_cluster.ground.secrets import mask_word
 
 __all__ = ["CommandLine", "OptionFolder", "folder_words", "read_command_line", "why_refused"]
 
@@ -93,16 +94,17 @@ def why_refused(argv: Sequence[str]) -> str | None:
     try:
         found, rest = parser.parse_known_args(list(argv))
     except ValueError as error:
-        return RuleBroken(f"must be flags and overrides ({error})", " ".join(argv)).line("command line")
+        return RuleBroken(f"must be flags and overrides ({error})", " ".join(map(mask_word, argv))).line("command line")
     flags = [word for word in rest if word.startswith("-")]
     if flags:
         known = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
         near = near_word(flags[0].partition("=")[0], [name for name in known if name[:3] == flags[0][:3]])
-        return RuleBroken("must have flags of Hydra's", flags[0], fix=f"write {near}" if near else "see --help").line("command line")
+        fix = f"write {near}" if near else "see --help"
+        return RuleBroken("must have flags of Hydra's", mask_word(flags[0]), fix=fix).line("command line")
     if rest:
         where = [word for word in argv if word not in (*found.overrides, *rest)]
-        fix = f"write the flags first: {shlex.join([*where, *found.overrides, *rest])}"
-        return RuleBroken("must have its overrides side by side", rest[0], fix=fix).line("command line")
+        fix = f"write the flags first: {shlex.join(map(mask_word, [*where, *found.overrides, *rest]))}"
+        return RuleBroken("must have its overrides side by side", mask_word(rest[0]), fix=fix).line("command line")
     return None
 
 

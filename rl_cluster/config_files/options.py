@@ -21,6 +21,7 @@ from rl_cluster.config import GROUPS, PRIMARY_CONFIG, conf_dir, option_names
 from rl_cluster.config_files.text_file import UnreadableError, check_brackets, why_unread
 from rl_cluster.ground import rules
 from rl_cluster.ground.rules import RuleBroken, shortened
+from rl_cluster.ground.secrets import mask_word
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -195,8 +196,8 @@ def parse_words(overrides: Sequence[str], problems: list[str]) -> list[tuple[str
             except HydraException as error:
                 reason = shortened((str(error).splitlines() or ["unreadable"])[0])
                 fixed = next((fix for fix in _quoted(word) if _is_readable(parser, fix)), None)
-                fix = f"write {shlex.quote(fixed)}" if fixed else ""
-                problems.append(RuleBroken(f"must be key=value ({reason})", word, fix=fix).line("override"))
+                fix = f"write {shlex.quote(mask_word(fixed))}" if fixed else ""
+                problems.append(RuleBroken(f"must be key=value ({mask_word(reason)})", mask_word(word), fix=fix).line("override"))
     finally:
         base.version_base = found
     return parsed
@@ -238,22 +239,21 @@ def apply_word(tree: DictConfig, key: str, override: Override, word: str, proble
 
     if "/" in key or override.package is not None:
         near = rules.near_word(key, GROUPS)
-        broken = RuleBroken(f"must name a group ({rules.either(list(GROUPS))})", word, fix=f"write {near}=..." if near else "")
+        broken = RuleBroken(f"must name a group ({rules.either(list(GROUPS))})", mask_word(word), fix=f"write {near}=..." if near else "")
         problems.append(broken.line(key))
     elif override.is_sweep_override():
-        problems.append(
-            RuleBroken("must be one value here (a sweep needs --multirun)", word, fix='quote a value that has commas: key="a,b"').line(key)
-        )
+        fix = 'quote a value that has commas: key="a,b"'
+        problems.append(RuleBroken("must be one value here (a sweep needs --multirun)", mask_word(word), fix=fix).line(key))
     elif override.is_delete():
         parent, _, name = key.rpartition(".")
         node = OmegaConf.select(tree, parent) if parent else tree
         if isinstance(node, Mapping) and name in node:
             node.pop(name)  # type: ignore[attr-defined]
         else:
-            problems.append(RuleBroken("must be there to be deleted", word).line(key))
+            problems.append(RuleBroken("must be there to be deleted", mask_word(word)).line(key))
     else:
         try:
             value = override.value()
             OmegaConf.update(tree, key, value, merge=isinstance(value, dict))
         except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
-            problems.append(RuleBroken(f"must fit the keys above it ({' '.join(str(error).split())})", word).line(key))
+            problems.append(RuleBroken(f"must fit the keys above it ({' '.join(str(error).split())})", mask_word(word)).line(key))

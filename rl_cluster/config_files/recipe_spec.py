@@ -142,7 +142,7 @@ def _key(key: object) -> str:
 
 def _found(cfg: object, path: str, problems: list[str]) -> Iterator[tuple[str, str, object, bool]]:
     for key, value in _present(cfg):
-        where = config.join_path(path, key)
+        where = config.join_path(path, str(key))
         if key == ROLES_KEY:
             if not isinstance(config.as_written(value), Mapping):
                 problems.append(RuleBroken("must be a group of roles", config.as_written(value)).line(where))
@@ -156,15 +156,15 @@ def _found(cfg: object, path: str, problems: list[str]) -> Iterator[tuple[str, s
             parts = roles_of(value)
             if parts & {"cluster", "on"}:
                 if _may_be_named([key], path or "recipe", problems):
-                    yield key, where, value, False
+                    yield str(key), where, value, False
             elif key != RAY_KEY:
                 problems += _nearly_a_role(where, value)
 
 
-def _present(cfg: object) -> Iterator[tuple[str, Any]]:
+def _present(cfg: object) -> Iterator[tuple[Any, Any]]:
     """Keys and values of the host's config; what is missing or does not resolve is the host's business."""
     if not config.is_lazy(cfg):
-        yield from ((str(key), value) for key, value in cast("Mapping[Any, Any]", cfg).items())
+        yield from cast("Mapping[Any, Any]", cfg).items()
         return
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -175,7 +175,7 @@ def _present(cfg: object) -> Iterator[tuple[str, Any]]:
                 value = cast("Mapping[Any, Any]", cfg)[key]
             except OmegaConfBaseException:
                 continue
-            yield str(key), value
+            yield key, value
 
 
 def _nearly_a_role(where: str, node: Mapping[Any, Any]) -> list[str]:

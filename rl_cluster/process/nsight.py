@@ -26,8 +26,8 @@ from attrs import evolve, frozen
 from rl_cluster.errors import ConfigError
 from rl_cluster.ground.process_rules import NSIGHT_DEFAULT, is_nsight, names_one
 from rl_cluster.ground.rules import RuleBroken
+from rl_cluster.ground.secrets import mask_text
 from rl_cluster.process.python_check import LAST_LINES, env_error
-from rl_cluster.process.worker_env import mask_text
 from rl_cluster.schema import WorkerSpec
 
 __all__ = [

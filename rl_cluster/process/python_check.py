@@ -15,7 +15,7 @@ from typing import Any
 
 from rl_cluster.errors import PythonEnvError
 from rl_cluster.ground import _ask_python
-from rl_cluster.process.worker_env import mask_text, masked
+from rl_cluster.ground.secrets import mask_text, masked
 
 __all__ = ["LAST_LINES", "check_python", "clean_environ", "ended_by", "env_error", "last_lines"]
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from attrs import frozen
 
 from rl_cluster.errors import PythonEnvError
+from rl_cluster.ground.secrets import mask_text
 from rl_cluster.process.python_check import LAST_LINES, check_python, clean_environ, env_error
 from rl_cluster.process.uv_errors import explain
 from rl_cluster.process.uv_key import environment_key
@@ -41,7 +42,6 @@ from rl_cluster.process.uv_store import (
     trash_in,
     write_marker,
 )
-from rl_cluster.process.worker_env import mask_text
 from rl_cluster.python_env import PythonPlan
 
 __all__ = ["Environment", "ensure_environment", "look_at_project", "prepare_environment"]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from rl_cluster.process.worker_env import mask_text
+from rl_cluster.ground.secrets import mask_text
 
 __all__ = ["first_line", "last_lines", "run_step", "start_log"]
 

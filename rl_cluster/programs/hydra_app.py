@@ -178,7 +178,7 @@ def _mask_hydras_copies(config: DictConfig, hydra_config: HydraConf) -> None:
     """Hydra has written down what was asked for, as it was written, for everybody to read."""
     from omegaconf import OmegaConf
 
-    from rl_cluster.process.worker_env import mask_text
+    from rl_cluster.ground.secrets import mask_text
 
     given = OmegaConf.to_container(OmegaConf.select(config, "env.set") or OmegaConf.create({}), resolve=False)
     values = {str(name): str(value) for name, value in given.items()} if isinstance(given, dict) else {}

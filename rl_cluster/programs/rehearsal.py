@@ -11,8 +11,8 @@ from pathlib import Path
 from attrs import evolve
 
 from rl_cluster.errors import ResourceInsufficientError
+from rl_cluster.ground.secrets import mask_word
 from rl_cluster.planning.layout import Shortfall, reworded
-from rl_cluster.process.worker_env import mask_word
 from rl_cluster.schema import RaySpec
 
 __all__ = ["machines_of", "planned_on", "through_recipe", "with_kind", "with_rehearsal"]

@@ -16,11 +16,11 @@ from typing import Any
 
 from attrs import asdict, has
 
+from rl_cluster.ground.secrets import mask_text, mask_value
 from rl_cluster.planning.layout import Layout
 from rl_cluster.process.nsight import ProfileRecord
 from rl_cluster.process.python_prefetch import Prefetched
 from rl_cluster.process.records import WorkerRecord
-from rl_cluster.process.worker_env import mask_text, mask_value
 from rl_cluster.schema import RunSpec
 from rl_cluster.views.checks import Check, Rendezvous, check_workers
 from rl_cluster.views.report_schema import SCHEMA_VERSION, validate_report

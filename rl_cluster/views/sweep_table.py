@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
+from rl_cluster.ground.secrets import mask_word
 from rl_cluster.planning.naming import count_of
 from rl_cluster.views.sweep_summary import STATUSES, JobRow, render_counts
 
@@ -56,7 +57,7 @@ def render_sweep_table(rows: Sequence[JobRow], *, width: int | None = None) -> s
         .rstrip()
         for line in [headers, *cells]
     ]
-    return "\n".join([*([f"all with: {_text(shlex.join(common))}"] if common else []), *lines])
+    return "\n".join([*([f"all with: {_text(shlex.join(map(mask_word, common)))}"] if common else []), *lines])
 
 
 def render_sweep_verdict(rows: Sequence[JobRow]) -> str:

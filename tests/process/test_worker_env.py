@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_cluster.errors import ConfigError
-from rl_cluster.process.worker_env import forwarded_env, looks_secret, mask_text, mask_value, masked, omp_threads, split_early
+from rl_cluster.ground.secrets import looks_secret, mask_text, mask_value, mask_word, masked
+from rl_cluster.process.worker_env import forwarded_env, omp_threads, split_early
 from rl_cluster.schema import EnvSpec
 
 ALLOWED = """
@@ -257,6 +258,27 @@ def test_secret_values_are_masked_in_any_text() -> None:
     text = "got planted-secret from https://me:pw@host/simple with ghp_0123456789abcdefghij as a user"
     shown = mask_text(text, env={"HF_TOKEN": "planted-secret", "DB_PWD": "as"})
     assert shown == "got *** from https://***@host/simple with *** as a user"
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("env.set.HF_TOKEN=abcd", "env.set.HF_TOKEN=***"),
+        ("env.set.HF_TOKEN=ab=cd", "env.set.HF_TOKEN=***"),
+        ("env.set={HF_TOKEN: abcd, A: 1}", "env.set={HF_TOKEN: ***, A: 1}"),
+        ("worker.kwargs={a: {'api_key': 'x y'}}", "worker.kwargs={a: {'api_key': ***}}"),
+        (
+            'recipe_overrides=["policy.env.set.HF_TOKEN=abcd","policy.numa.membind=false"]',
+            'recipe_overrides=["policy.env.set.HF_TOKEN=***","policy.numa.membind=false"]',
+        ),
+        ("cluster.label_selector={zone: a}", "cluster.label_selector={zone: a}"),
+        ("worker.kwargs={max_tokens: 4096, tokenizer: gpt}", "worker.kwargs={max_tokens: 4096, tokenizer: gpt}"),
+        ("python.executable=uv run --with git+https://u:p@h/x", "python.executable=uv run --with git+https://***@h/x"),
+    ],
+)
+def test_secrets_of_a_word_are_masked(word: str, shown: str) -> None:
+    """Those of a key, of a group of keys, and of words within a word; what is none stays."""
+    assert mask_word(word) == shown
 
 
 @pytest.mark.parametrize(
