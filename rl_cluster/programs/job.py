@@ -23,7 +23,7 @@ from rl_cluster.process.records import WorkerRecord
 from rl_cluster.process.worker_env import check_env
 from rl_cluster.programs.hold import hold_until_interrupted
 from rl_cluster.programs.rehearsal import planned_on, with_rehearsal
-from rl_cluster.programs.runs import Run, RunState, connected, look_again, looking
+from rl_cluster.programs.runs import Run, RunState, look_again, looking
 from rl_cluster.schema import ClusterSpec, RunSpec, resolve_local
 from rl_cluster.views.checks import check_workers
 from rl_cluster.views.checks_inside import drift
@@ -157,17 +157,7 @@ class ClusterRun(Run):
             screen.tell("starting a simulated Ray cluster ..." if starts else "connecting to Ray ...")
             if to_simulate is not None:
                 state.warn(to_simulate.notes, screen)
-            ray_session = held.enter_context(
-                connected(
-                    lambda watch: session.open_ray(ray, simulated=to_simulate, watch=watch),
-                    interrupts,
-                    modules_in=self.modules_in,
-                    tell=screen.tell,
-                )
-            )
-            held.callback(interrupts.ending)
-            state.connected(ray_session)
-            state.mark("ray")
+            ray_session = self.join_ray(held, interrupts, lambda watch: session.open_ray(ray, simulated=to_simulate, watch=watch))
             inventory = session.look_around()
             state.simulated = inventory.simulated
             cluster_spec = close_spec(spec.cluster, inventory)

@@ -18,7 +18,7 @@ from rl_cluster.planning.naming import count_of
 from rl_cluster.process.records import WorkerRecord
 from rl_cluster.programs.hold import hold_until_interrupted
 from rl_cluster.programs.rehearsal import machines_of, planned_on, through_recipe, with_rehearsal
-from rl_cluster.programs.runs import Run, RunState, connected, look_again, looking
+from rl_cluster.programs.runs import Run, RunState, look_again, looking
 from rl_cluster.recipes.recipe_plan import RecipePlan, build_recipe_picture, check_seats, plan_recipe, shortfall_error
 from rl_cluster.recipes.recipe_preview import check_this_machine, inventory_to_plan_on, planned_line
 from rl_cluster.schema import EnvSpec, NumaSpec, PythonSpec, RunSpec
@@ -104,19 +104,13 @@ class RecipeRun(Run):
         with ExitStack() as held:
             held.callback(interrupts.ending)
             screen.tell("starting a simulated Ray cluster ..." if state.simulated else "connecting to Ray ...")
-            ray_session = held.enter_context(
-                connected(
-                    lambda watch: open_recipe_ray(
-                        recipe, inventory=self.spec.inventory, warn=lambda notes: state.warn(notes, screen), watch=watch
-                    ),
-                    interrupts,
-                    modules_in=self.modules_in,
-                    tell=screen.tell,
-                )
+            ray_session = self.join_ray(
+                held,
+                interrupts,
+                lambda watch: open_recipe_ray(
+                    recipe, inventory=self.spec.inventory, warn=lambda notes: state.warn(notes, screen), watch=watch
+                ),
             )
-            held.callback(interrupts.ending)
-            state.connected(ray_session)
-            state.mark("ray")
             try:
                 built = held.enter_context(
                     build_recipe(recipe, ray_session=ray_session, nsight_dir=self.files.profiles, on_progress=screen.tell)

@@ -182,6 +182,16 @@ class Run(abc.ABC):
                 code = code or unshown.exit_code
         return code
 
+    def join_ray(
+        self, held: ExitStack, interrupts: Interrupts, open_ray: Callable[[Watch], AbstractContextManager[RaySession]]
+    ) -> RaySession:
+        """Connect as :func:`connected` does, until ``held`` is closed, and note it."""
+        ray_session = held.enter_context(connected(open_ray, interrupts, modules_in=self.modules_in, tell=self.screen.tell))
+        held.callback(interrupts.ending)
+        self.state.connected(ray_session)
+        self.state.mark("ray")
+        return ray_session
+
     def write(self, error: BaseException | None) -> None:
         """Write the files of the run."""
         state = self.state

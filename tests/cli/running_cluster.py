@@ -36,6 +36,12 @@ class RunningCluster:
         self._lost_head = False
         self.address: str = self._answer()
 
+    def __enter__(self) -> RunningCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def ask(self, word: str) -> Any:
         """Send a word, get its answer."""
         assert self._process.stdin is not None

@@ -22,11 +22,8 @@ SOON = {"RAY_gcs_rpc_server_reconnect_timeout_s": "16"}  # and so after 12 s her
 @pytest.fixture
 def cluster() -> Iterator[RunningCluster]:
     """Two nodes of 2 GPUs and 8 CPUs each."""
-    running = RunningCluster()
-    try:
+    with RunningCluster() as running:
         yield running
-    finally:
-        running.end()
 
 
 @pytest.mark.parametrize("when", ["waits", "holds"])

@@ -38,11 +38,8 @@ class Adder:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RunningCluster]:
     """Two nodes of 2 GPUs and 8 CPUs each."""
-    running = RunningCluster()
-    try:
+    with RunningCluster() as running:
         yield running
-    finally:
-        running.end()
 
 
 @pytest.fixture
